@@ -43,7 +43,7 @@ from sloserve.fleet.file_sections import (
     Section,
     Switching,
 )
-from sloserve.fleet.fleet import EngineStart, Fleet, FleetModel, Host, no_instances
+from sloserve.fleet.fleet import EngineStart, Fleet, FleetModel, Host, Shape, no_instances
 from sloserve.fleet.planner_rule import QLM, Rule
 from sloserve.fleet.router.settings import RouterSettings
 from sloserve.fleet.router_section import read_section
@@ -112,7 +112,7 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     entries = _entries(ModelEntry, top["models"], "models", problems)
     entered = _entries(HostEntry, top["hosts"], "hosts", problems) if "hosts" in top else {}
     for name, entry in entered.items():
-        problems += wrong_host(name, entry, certificates)
+        problems += [*wrong_host(name, entry, certificates), *wrong_shape(name, entry, entered, to_run=to_run)]
     problems += wrong_pool(pool, has_hosts=bool(entered), has_certificates="certificates" in top)
     devices = tuple(dict.fromkeys([*(entry.device for entry in entered.values()), *pool.devices]))
     beside = Path(source).parent
@@ -134,7 +134,7 @@ def _fleet(root: Node, source: str, to_run: bool) -> Fleet:
     fleet = Fleet(
         source,
         {name: _model(name, entry, devices, beside, problems) for name, entry in entries.items()},
-        {name: _host(name, entry) for name, entry in entered.items()},
+        {name: _host(name, entry, beside, problems) for name, entry in entered.items()},
         {},
         _section(Switching, top, "switching", problems),
         settings,
@@ -197,9 +197,20 @@ def _entries(kind: type[_Entry], section: Node, name: str, problems: list[Proble
     return made
 
 
-def _host(name: str, entry: HostEntry) -> Host:
+def _host(name: str, entry: HostEntry, folder: Path, problems: list[Problem]) -> Host:
     host = Host.made(name, entry.device, entry.devices, entry, entry.door)
-    return replace(host, attach=entry.attach, serves=entry.serves)
+    host = replace(host, attach=entry.attach, serves=entry.serves)
+    if entry.shape is None:
+        return host
+    stated, profile = entry.shape, None
+    if stated.prefill is not None:
+        try:
+            profile = load_profile(_beside(stated.prefill.profile, folder))
+        except ConfigError as error:
+            problems.append(Problem(("hosts", name, "shape", "prefill", "profile"), str(error)))
+    engines = 1 if stated.prefill is None else stated.prefill.engines
+    shape = Shape(stated.tensor_parallel, stated.pipeline_parallel, profile, engines)
+    return replace(host, width=entry.devices, shape=shape)
 
 
 def _model(name: str, entry: ModelEntry, devices: tuple[str, ...], folder: Path, problems: list[Problem]) -> FleetModel:
@@ -279,12 +290,38 @@ def wrong_host(name: str, entry: HostEntry, certificates: CertificateSection) ->
     if (entry.attach is None) != (entry.serves is None):
         text = "attach and serves belong together: a server, and the model that it has"
         problems.append(Problem(("hosts", name), text))
-    if entry.attach is not None and entry.devices != entry.width:
+    if entry.attach is not None and entry.shape is None and entry.devices != entry.width:
         text = f"{entry.devices} devices of a server that is attached are one instance; give width: {entry.devices}"
         problems.append(Problem(("hosts", name, "devices"), text))
     if entry.door is not None and entry.door.startswith("https:") != (certificates.folder is not None):
         text = "https:// needs certificates.folder, and http:// does not allow it; change one of them"
         problems.append(Problem(("hosts", name, "door"), f"{entry.door}: {text}"))
+    return problems
+
+
+def wrong_shape(name: str, entry: HostEntry, hosts: Mapping[str, HostEntry], *, to_run: bool) -> list[Problem]:
+    """Return problems of the shape of an attached server: its devices, and other hosts of its kind of device."""
+    shape, at = entry.shape, ("hosts", name, "shape")
+    if shape is None:
+        return []
+    if not to_run:
+        return [Problem(at, "a simulated fleet has neither pipelines nor pairs; leave the host out")]
+    problems = []
+    if entry.attach is None:
+        problems.append(Problem(at, "belongs to a server that is attached; the fleet itself starts engines of width"))
+    if entry.width != 1:
+        problems.append(Problem(("hosts", name, "width"), "is all devices of a server with a shape; leave it out"))
+    if shape.devices != entry.devices:
+        text = f"{entry.devices} is not the {shape.devices} of shape, in all of its engines and stages"
+        problems.append(Problem(("hosts", name, "devices"), text))
+    if entry.devices % shape.nodes:
+        problems.append(Problem((*at, "nodes"), f"{entry.devices} devices are not spread evenly over {shape.nodes}"))
+    other = next((one for one in hosts.values() if one.device == entry.device and one.shape != shape), None)
+    if other is not None:
+        text = "hosts of one kind of device have one shape, since it decides their speed; give this one another device"
+        problems.append(Problem(("hosts", name, "device"), f"{entry.device}: {text}"))
+    if shape.prefill is not None and shape.pipeline_parallel > 1:
+        problems.append(Problem((*at, "pipeline_parallel"), "is 1 in a pair: no times of such pairs are known"))
     return problems
 
 
@@ -295,12 +332,12 @@ def unserved(fleet: Fleet) -> list[Problem]:
     hosts = [*fleet.hosts.values(), *joining]
     for host in fleet.hosts.values():
         if host.serves is not None and host.serves not in fleet.models_on(host):
-            text = f"{host.serves!r} is no model with a profile for {host.width} of {host.device}"
+            text = f"{host.serves!r} is no model with a profile for {host.tensor_parallel} of {host.device}"
             problems.append(Problem(("hosts", host.name, "serves"), text))
     for name, model in fleet.models.items():
         if not any(name in fleet.models_on(host) for host in hosts):
             needed = ", ".join(f"{p.tensor_parallel} of {kind}" for kind, p in model.profiles.items())
-            have = ", ".join(f"{host.name}: {host.width} of {host.device}" for host in hosts)
+            have = ", ".join(f"{host.name}: {host.tensor_parallel} of {host.device}" for host in hosts)
             text = f"no instance can serve it; it needs {needed}; instances are {have}; set width of a host"
             problems.append(Problem(("models", name), text))
         try:

@@ -73,11 +73,50 @@ class DeviceHost(Section):
     alone_s: Seconds = 120.0
 
 
+class PrefillSection(Section):
+    """Engines of an attached pair that compute prompts.
+
+    Args:
+        engines: Number of these engines.
+        tensor_parallel: Devices of each.
+        profile: Profile of the model on one of them.
+    """
+
+    engines: Annotated[Devices, Allowed(f"a whole number from 1 to {MAX_DEVICES}")] = 1
+    tensor_parallel: Annotated[Devices, Allowed(f"a whole number from 1 to {MAX_DEVICES}")] = 1
+    profile: Annotated[Text, Allowed("the name or file of a profile")]
+
+
+class ShapeSection(Section):
+    """Use that an attached server makes of its devices, as one instance.
+
+    Args:
+        tensor_parallel: Devices between which each layer is split, of a pair in the engine that generates tokens.
+        pipeline_parallel: Stages between which the layers are split.
+        nodes: Machines with these devices.
+        prefill: Engines of a prefill/decode pair that compute prompts; ``None`` for no pair.
+    """
+
+    tensor_parallel: Annotated[Devices, Allowed(f"a whole number from 1 to {MAX_DEVICES}")] = 1
+    pipeline_parallel: Annotated[Devices, Allowed(f"a whole number from 1 to {MAX_DEVICES}")] = 1
+    nodes: Annotated[Devices, Allowed(f"a whole number from 1 to {MAX_DEVICES}")] = 1
+    prefill: Annotated[PrefillSection | None, Allowed("a mapping with engines, tensor_parallel, profile")] = None
+
+    @property
+    def devices(self) -> int:
+        """Number of all its devices."""
+        beside = 0 if self.prefill is None else self.prefill.engines * self.prefill.tensor_parallel
+        return self.tensor_parallel * self.pipeline_parallel + beside
+
+
 class HostEntry(DeviceHost):
     device: Annotated[str, Field(min_length=1), Allowed("the kind of its devices, as text")]
     devices: Annotated[Devices, Allowed(f"a whole number from 1 to {MAX_DEVICES}")]
     attach: Annotated[Url | None, Allowed("http://HOST:PORT or https://, of a server that others started")] = None
     serves: Annotated[Text | None, Allowed("the one model of the server that is attached")] = None
+    shape: Annotated[
+        ShapeSection | None, Allowed("a mapping with tensor_parallel, pipeline_parallel, nodes, prefill")
+    ] = None
     door: Annotated[
         InstanceEndpoint | None,
         Allowed("http://HOST:PORT, or https:// with certificates, for an agent that others reach over the network"),

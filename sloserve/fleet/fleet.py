@@ -87,6 +87,21 @@ class FleetModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """Use that an attached server makes of its devices; a value for each of its section's, profiles read.
+
+    Args:
+        prefill: Profile of the model on an engine that computes prompts alone; ``None`` for no pair.
+        prefill_engines: Number of these engines.
+    """
+
+    tensor_parallel: int
+    pipeline_parallel: int = 1
+    prefill: Profile | None = None
+    prefill_engines: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """One machine.
 
@@ -96,6 +111,7 @@ class Host:
         attach: The server that is its one instance, which others started, with the model ``serves``.
         stated_forwarders: Number of its forwarding processes, if the file states it.
         alone_s: Seconds for which engines and streams go on without an agent.
+        shape: Use that the attached server makes of its devices; ``None`` for one engine on all of them.
     """
 
     name: str
@@ -110,6 +126,12 @@ class Host:
     serves: str | None = None
     stated_forwarders: int | None = None
     alone_s: float = 120.0
+    shape: Shape | None = None
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Devices between which an instance splits each layer, for which the profile of its model was measured."""
+        return self.width if self.shape is None else self.shape.tensor_parallel
 
     @classmethod
     def made(cls, name: str, device: str, devices: int, said: DeviceHost, door: str | None = None) -> "Host":
@@ -188,7 +210,7 @@ class Fleet:
             m.name
             for m in self.models.values()
             if host.device in m.profiles
-            and m.profiles[host.device].tensor_parallel == host.width
+            and m.profiles[host.device].tensor_parallel == host.tensor_parallel
             and host.serves in (None, m.name)
         )
 

@@ -1,11 +1,16 @@
 """The fleet file: what it says, and every fault at its place with what is allowed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.file import parse_fleet, read_fleet
+from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.planning.snapshot import serving_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -128,3 +133,64 @@ def test_every_fault_is_named_at_its_place(text: str) -> None:
         parse_fleet(text)
     for part in FAULTS[text]:
         assert part in str(caught.value)
+
+
+SHAPED = """
+models: {{big: {{model: m, profile: {{wide: h100x4-llama3-70b-fp8}}}}}}
+hosts: {{theirs: {{device: wide, devices: 8, attach: "http://10.0.0.9:8000", serves: big, {}}}{}}}
+"""
+PAIR = "shape: {tensor_parallel: 4, prefill: {engines: 2, tensor_parallel: 2, profile: h200x2-llama3-70b-fp8}}"
+
+
+def test_a_server_on_several_nodes_and_a_pair_are_one_instance() -> None:
+    staged = parse_fleet(SHAPED.format("shape: {tensor_parallel: 4, pipeline_parallel: 2, nodes: 2}", ""), to_run=True)
+    pair = parse_fleet(SHAPED.format(PAIR, ""), to_run=True)
+    for fleet in (staged, pair):
+        assert [name for name, _ in fleet.instances] == ["theirs/0"]
+        assert fleet.models_on(fleet.hosts["theirs"]) == ("big",)
+    profile = staged.models["big"].profiles["wide"]
+    one, two, both = (serving_of(fleet)["big", "wide"] for fleet in (_unshaped(staged), staged, pair))
+    assert (two.engine.kv_tokens, two.engine.token_budget) == (2 * one.engine.kv_tokens, 2 * one.engine.token_budget)
+    decodes = StepLoad(0, 0, 64, 64_000)
+    assert two.latency.step_s(decodes) < one.latency.step_s(decodes) == both.latency.step_s(decodes)
+    assert both.engine.kv_tokens == profile.kv_capacity_tokens
+    assert both.engine.token_budget > load_profile("h200x2-llama3-70b-fp8").max_num_batched_tokens
+
+
+def _unshaped(fleet: Fleet) -> Fleet:
+    return replace(fleet, hosts={name: replace(host, shape=None) for name, host in fleet.hosts.items()})
+
+
+@pytest.mark.parametrize(
+    ("shape", "more", "expected"),
+    [
+        ("shape: {tensor_parallel: 4}", "", "hosts.theirs.devices: 8 is not the 4 of shape"),
+        ("shape: {tensor_parallel: 8, nodes: 3}", "", "8 devices are not spread evenly over 3"),
+        ("width: 8, shape: {tensor_parallel: 4, pipeline_parallel: 2}", "", "hosts.theirs.width: is all devices"),
+        (PAIR.replace("h200x2", "no-such"), "", "hosts.theirs.shape.prefill.profile: "),
+        (
+            PAIR.replace("4,", "4, pipeline_parallel: 1, ").replace("_parallel: 1,", "_parallel: 2,"),
+            "",
+            "no times of such",
+        ),
+        (
+            "shape: {tensor_parallel: 4, pipeline_parallel: 2}",
+            ", own: {device: wide, devices: 4, width: 4}",
+            "hosts of one kind of device have one shape",
+        ),
+        ("shape: {tensor_parallel: 2, pipeline_parallel: 4}", "", "'big' is no model with a profile for 2 of wide"),
+    ],
+)
+def test_a_shape_that_does_not_fit_says_what_does_not(shape: str, more: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_fleet(SHAPED.format(shape, more), to_run=True)
+    assert expected in str(caught.value)
+
+
+def test_a_shape_is_of_an_attached_server_that_runs() -> None:
+    text = SHAPED.format("shape: {tensor_parallel: 4, pipeline_parallel: 2}", "")
+    with pytest.raises(ConfigError, match="a simulated fleet has neither pipelines nor pairs; leave the host out"):
+        parse_fleet(text)
+    own = text.replace('attach: "http://10.0.0.9:8000", serves: big, ', "")
+    with pytest.raises(ConfigError, match="hosts.theirs.shape: belongs to a server that is attached"):
+        parse_fleet(own, to_run=True)

@@ -2,16 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sloserve.core.spans import Phase
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
+from sloserve.estimator.step_time.latency import StepLatency
 from sloserve.estimator.step_time.profile import Profile
+from sloserve.estimator.step_time.shaped import PairLatency, StagedLatency
 from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, agent_report, gateway_report
 from sloserve.fleet.file_sections import EngineFlags
-from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.fleet import Fleet, Shape
 from sloserve.fleet.planning.waiting_groups import HORIZON_S, Group, streamed_groups
 from sloserve.fleet.store.records import Agent
 from sloserve.scheduler.virtual_queues.contract import FleetPlan, FleetState, InstanceState, RunningSums, Swap
@@ -23,22 +25,38 @@ ALIVE_S: Final = 5.0
 
 
 def serving_of(fleet: Fleet) -> dict[tuple[str, str], Serving]:
-    """Return each model's profile and engine size on each kind of device."""
+    """Return each model's step times and engine size on each kind of device."""
+    shapes = {host.device: host.shape for host in fleet.hosts.values()}
     return {
-        (model.name, device): serving_with(profile, model.flags)
+        (model.name, device): serving_with(profile, model.flags, shapes.get(device))
         for model in fleet.models.values()
         for device, profile in model.profiles.items()
     }
 
 
-def serving_with(profile: Profile, flags: EngineFlags) -> Serving:
-    """Return a profile and the size of an engine that was started with these flags."""
+def serving_with(profile: Profile, flags: EngineFlags, shape: Shape | None = None) -> Serving:
+    """Return the step times and the size of an engine that was started with these flags.
+
+    Args:
+        profile: Profile of the model; of a server with a shape, on the devices of one stage or of the decode engine.
+        flags: Flags of vLLM that differ from the profile's.
+        shape: Use that an attached server makes of its devices; ``None`` for one engine.
+    """
     size = EngineSize(
         flags.max_num_seqs or profile.max_num_seqs,
         flags.max_num_batched_tokens or profile.max_num_batched_tokens,
         profile.kv_capacity_tokens,
     )
-    return Serving(profile, size)
+    if shape is None:
+        return Serving(profile, size)
+    stages = shape.pipeline_parallel
+    latency: StepLatency = profile if stages == 1 else StagedLatency(profile, stages)
+    size = replace(size, token_budget=size.token_budget * stages, kv_tokens=size.kv_tokens * stages)
+    if shape.prefill is not None:
+        budget = shape.prefill.max_num_batched_tokens * shape.prefill_engines
+        size = replace(size, token_budget=budget + size.max_num_seqs)
+        latency = PairLatency(shape.prefill, shape.prefill_engines, latency)
+    return Serving(latency, size)
 
 
 def plan_settings(fleet: Fleet) -> PlanSettings:
