@@ -32,14 +32,15 @@ class ChoiceSection(Section):
 
     Args:
         hold_max_s: Longest wait, in seconds, of a request while all servers run as many requests as they can at a time;
-            the earliest deadline is served first. Afterwards it goes to a server's queue. 0 for no wait.
+            the earliest deadline is served first. Afterwards it goes to a server's queue. 0 for no wait, since
+            gateways may wait for a choice for less.
         max_held: The most requests that may wait so.
         affinity: Whether a prompt goes where its prefix was sent before, as far as that pays.
         shed: Classes of which requests are refused with 429 in place of going to a queue of a server.
     """
 
     hold_max_s: Annotated[float, Field(strict=True, ge=0.0, le=600.0), Allowed("a number of seconds from 0 to 600")] = (
-        2.0
+        0.0
     )
     max_held: Annotated[Count, _COUNT] = 1024
     affinity: Annotated[bool, Field(strict=True), Allowed("true or false")] = True
