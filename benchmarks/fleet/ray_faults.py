@@ -4,9 +4,9 @@
 
     make ray && python -m benchmarks.fleet.ray_faults
 
-Writes benchmarks/results/fleet_ray_faults.json.gz: seconds from the fault until the fleet said so, no process of the
-lost agent was left, there was another agent, its lines were claimed anew, and all lines were done; lines lost and seen
-twice; streams broken, of those on lost hosts; processes left.
+Writes benchmarks/results/fleet_ray_faults.json.gz: seconds from the fault until the fleet said so, the next pool had
+found agents that go on, no process of the lost agent was left, there was another agent, its lines were claimed anew,
+and all lines were done; lines lost and seen twice; streams broken, of those on lost hosts; processes left.
 """
 
 import json
@@ -24,6 +24,7 @@ ROWS = Path(__file__).parents[2] / "build" / "ray" / "faults.jsonl"
 COLUMNS = {
     "fault": "fault",
     "noticed_s": "said",
+    "found_s": "found by the next pool",
     "ended_s": "processes gone",
     "agent_s": "agent again",
     "lines_s": "its lines claimed again",

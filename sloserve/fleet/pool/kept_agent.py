@@ -2,7 +2,7 @@
 
 The actor of a node runs it. The pool that looks after it asks for it again and again, and may be another process each
 time: it may die, or be replaced by a newer one, and the agent and its engines go on. An agent after which no pool has
-looked for a long time ends by itself, or a fleet that nobody wants any more would hold its devices forever.
+looked for a long time ends by itself, or a fleet that has no operator any more would hold its devices forever.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class AgentFolder:
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def write(self, files: Mapping[str, str], release: str) -> None:
-        """Write the files; whoever reads one meanwhile has it whole."""
+        """Write the files, each in one step: a process that reads one meanwhile has it whole."""
         for name, text in {**files, _DIGEST: digest_of(files, release)}.items():
             scratch = self.path / f".{name}.new"
             scratch.write_text(text, encoding="utf-8")
@@ -59,7 +59,7 @@ class AgentFolder:
 
 
 class KeptAgent:
-    """Runs the process of one agent until it is ordered to end, or nobody looks after it.
+    """Runs the process of one agent until it is ordered to end, or no pool looks after it.
 
     Args:
         folder: Folder with its files; its log is ``agent.log``.

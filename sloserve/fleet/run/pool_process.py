@@ -41,24 +41,19 @@ _LEAVE_S: Final = 10.0
 """Seconds for Ray to let this process go before it is replaced."""
 
 
-class _Reloading:
-    """Waits for SIGHUP with a file that can be read."""
-
-    def __init__(self, source: Path) -> None:
-        self._source, self._event = source, asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._event.set)
-
-    async def wait(self) -> None:
-        while True:
-            await self._event.wait()
-            self._event.clear()
-            try:
-                if read_fleet(self._source, to_run=True).pool.ray is None:
-                    raise ConfigError(f"{self._source}: pool.ray is missing")
-            except ConfigError as error:
-                logger.error("SIGHUP: this process and its agents stay as they are: %s", error)
-            else:
+async def reloading(source: Path) -> None:
+    """Wait for SIGHUP while the file can be read; a file with faults is logged, and changes nothing."""
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+    while True:
+        await asked.wait()
+        asked.clear()
+        try:
+            if read_fleet(source, to_run=True).pool.ray is not None:
                 return
+            raise ConfigError(f"{source}: pool.ray is missing")
+        except ConfigError as error:
+            logger.error("SIGHUP: this process and its agents stay as they are: %s", error)
 
 
 async def serve_pool(fleet: Fleet, place: Place, say: Callable[[str], None], options: Sequence[str]) -> None:
@@ -73,7 +68,7 @@ async def serve_pool(fleet: Fleet, place: Place, say: Callable[[str], None], opt
     stopping = Stopping()  # after Ray, which takes SIGTERM as a crash
     keeper = AgentKeeper(pool, say)
     keeping, stopped = asyncio.create_task(keeper.run()), asyncio.create_task(stopping.wait())
-    reloaded = asyncio.create_task(_Reloading(Path(fleet.source)).wait())
+    reloaded = asyncio.create_task(reloading(Path(fleet.source)))
     scaler = Scaler(fleet, store, pool, keeper, say)
     scaling = asyncio.create_task(supervised("no host is requested or released", scaler.turn, SCALE_S))
     await asyncio.wait({keeping, stopped, reloaded}, return_when=asyncio.FIRST_COMPLETED)

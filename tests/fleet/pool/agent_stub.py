@@ -1,13 +1,15 @@
 """What a pool starts in an agent's place.
 
-It ends with the status that it is given, or only when it is told to (stay). With ``slow`` it says when it reads the
-fleet's file again, and ends a second after it was told to.
+It ends with the status that it is given, or at the first order to end (stay), at the second (twice), or at none
+(stubborn). With ``slow`` it says when it reads the fleet's file again, and ends a second after it was told to.
 """
 
 import os
 import signal
 import sys
 import time
+
+_ORDERS = {"stay": 1, "twice": 2, "stubborn": 100}
 
 
 def slow() -> None:
@@ -24,15 +26,19 @@ def slow() -> None:
     print("ended", flush=True)
 
 
+def _ordered(*_: object) -> None:
+    print("ordered to end", flush=True)
+    _orders.append(1)
+    if len(_orders) >= _ORDERS[sys.argv[1]]:
+        sys.exit(0)
+
+
+_orders: list[int] = []
+
 if __name__ == "__main__":
     if sys.argv[1] == "slow":
         slow()
         sys.exit(0)
-    if sys.argv[1] not in ("stay", "stubborn"):
+    if sys.argv[1] not in _ORDERS:
         print("wrong: the agent's settings")
         sys.exit(int(sys.argv[1]))
-    signal.signal(signal.SIGHUP, lambda *_: print("read again", flush=True))
-    if sys.argv[1] == "stubborn":
-        signal.signal(signal.SIGTERM, lambda *_: print("ordered to end", flush=True))
-    print(f"pid {os.getpid()}", flush=True)
-    time.sleep(600)

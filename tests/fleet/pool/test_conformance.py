@@ -260,3 +260,19 @@ def test_what_an_agent_says_is_set_wrongly_counts_at_its_first_start_alone(tmp_p
 
     gone = bounded.run(all_of_it(), 4 * SECONDS)
     assert gone.certain and gone.what.startswith("has ended with status 2; its log is ")
+
+
+@pytest.mark.slow
+def test_a_process_that_must_not_be_killed_is_ordered_twice_to_end_at_once(tmp_path: Path) -> None:
+    """A pool on Ray that was killed would leave its agents running."""
+
+    async def all_of_it() -> None:
+        pool = EmbeddedPool(OFFERS, lambda host: [STUB, "twice"], tmp_path, {}, is_killable=False)
+        await pool.ensure(OFFERS[0])
+        log = tmp_path / "agent-a.log"
+        while not log.exists() or "pid" not in log.read_text():
+            await asyncio.sleep(0.05)
+        await pool.drain("a", at_once=True)
+        assert log.read_text().count("ordered to end") == 2
+
+    bounded.run(all_of_it(), 4 * SECONDS)

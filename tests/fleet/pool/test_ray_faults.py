@@ -245,8 +245,9 @@ def _batch(client: httpx.Client, tokens: int) -> str:
 def test_an_actor_is_killed(stage: Stage) -> None:
     staged = stage("one")
     os.kill(staged.on.actor("one"), signal.SIGKILL)
-    said_s = staged.said_s("the agent of host one has died with its actor")
+    said_s = staged.said_s("the agent of host one cannot be reached")
     ended_s = staged.ended_s()
+    staged.said_s("the agent of host one has died with its actor, and Ray has started both again")
     staged.check(
         "actor killed", noticed_s=said_s, ended_s=ended_s, agent_s=staged.agent_s("one"), lines_s=staged.lines_s()
     )

@@ -25,6 +25,7 @@ from sloserve.fleet.run.live import (
     host_named,
     joining_host,
     place_of,
+    with_own_key,
 )
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.scheduler.settings import read_settings
@@ -60,6 +61,25 @@ def test_a_model_says_how_its_engine_is_started(tmp_path: Path) -> None:
     section = json.loads(Path(flags["--slo-config"]).read_text())
     assert section == {"profile": str(tmp_path / "big.yaml"), "policy": "sjf"}
     assert read_settings(section)[1] == []
+
+
+@pytest.mark.parametrize(("given", "second"), [("4,5,6,7", "6,7"), ("4,5", "2,3"), ("", "2,3")])
+def test_engines_get_the_devices_that_their_agent_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, second: str
+) -> None:
+    """Ray gives an actor some of a node's GPUs, by their numbers; others may have the rest."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    fleet = _fleet(tmp_path)
+    settings = agent_settings(fleet, fleet.hosts["a"], place_of(fleet, environ={}))
+    assert settings.environments["a/1"]["CUDA_VISIBLE_DEVICES"] == second
+
+
+def test_a_key_that_a_fleet_makes_is_the_same_at_its_next_start(tmp_path: Path) -> None:
+    first, second = (with_own_key(Place(tmp_path, "sqlite:x")) for _ in range(2))
+    assert first.endpoint_key == second.endpoint_key and len(first.endpoint_key or "") > 40
+    (tmp_path / "other").mkdir()
+    assert with_own_key(Place(tmp_path / "other", "sqlite:x")).endpoint_key != first.endpoint_key
+    assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.glob("door-key*")} == {"0o600"}
 
 
 def test_agents_share_where_the_settings_have_shares(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """What is said before agents are started on a cluster."""
 
+import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,7 +12,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.run.live import Place, check_endpoints
-from sloserve.fleet.run.pool_process import ray_pool, serve_pool
+from sloserve.fleet.run.pool_process import name_in_ray, ray_pool, reloading, serve_pool
 from tests import bounded
 
 FILE = "models: {a: {model: m, profile: h100-llama3-8b}}\npool: {ray: auto, devices: {h100: {devices: 1}}}\n"
@@ -53,3 +56,36 @@ def test_a_file_without_a_cluster_and_an_environment_without_ray_are_said(
 def test_a_cluster_brings_all_hosts_and_their_kinds_are_known(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _fleet(tmp_path, text)
+
+
+def test_a_fleet_has_a_name_of_its_own_on_a_cluster_whatever_its_password_is(tmp_path: Path) -> None:
+    fleet = _fleet(tmp_path)
+    stores = (
+        "postgresql://u:old@db:5432/x",
+        "postgresql://u:new@db:5432/x",
+        "postgresql://u:new@db:5432/y",
+        "sqlite:x",
+    )
+    names = [name_in_ray(fleet, Place(tmp_path, store)) for store in stores]
+    assert names[0] == names[1] and len(set(names)) == 3
+    assert all(name.startswith("fleet-") and len(name) == 14 for name in names)
+
+
+def test_sighup_counts_once_the_file_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = Path(_fleet(tmp_path).source)
+
+    async def all_of_it() -> None:
+        reloaded = asyncio.create_task(reloading(file))
+        for text in ("nonsense: 1\n", FILE.replace("ray: auto, ", "")):
+            file.write_text(text)
+            before = len(caplog.records)
+            await asyncio.sleep(0)
+            os.kill(os.getpid(), signal.SIGHUP)
+            while len(caplog.records) == before:
+                await asyncio.sleep(0.01)
+            assert "SIGHUP: this process and its agents stay as they are: " in caplog.text and not reloaded.done()
+        file.write_text(FILE)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await reloaded
+
+    bounded.run(all_of_it())

@@ -125,7 +125,7 @@ class SloserveAgent:
         self._loop.run_forever()
 
     def _leave(self) -> None:
-        """End this actor and free what its node held for it: nobody else may be there to do it."""
+        """End this actor and free what its node held for it: no pool may be there to do it."""
         if self._kept.was_unattended:
             with suppress(*RAY_ERRORS):
                 placement.withdraw_waiting(self._fleet)

@@ -70,14 +70,14 @@ def connect(address: str, namespace: str) -> None:
 def draining() -> dict[str, float | None]:
     """Return the nodes that are to be drained, by id: the time at which each may go, or ``None`` if it is unknown.
 
-    An autoscaler or ``ray drain-node`` says so, for example when a cloud evicts a spot instance.
+    An autoscaler or ``ray drain-node`` says so, for example when a cloud takes a spot instance back.
     """
     found: Mapping[str, int] = global_state.get_draining_nodes()
     return {node: at_ms / 1000.0 if at_ms else None for node, at_ms in found.items()}
 
 
 def free_on(node: str) -> Mapping[str, float]:
-    """Return the resources of a node that nobody holds."""
+    """Return the free resources of a node."""
     found: Mapping[str, Mapping[str, float]] = global_state.available_resources_per_node()
     return found.get(node, {})
 
