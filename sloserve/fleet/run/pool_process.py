@@ -78,7 +78,7 @@ async def serve_pool(fleet: Fleet, place: Place, say: Callable[[str], None], opt
         await _cancelled(tasks)
         store.close()
         await _replaced(pool, say)
-    await _cancelled([scaling])
+    await _cancelled([scaling, keeping])
     await _close(pool, stopping)
     await _cancelled(tasks)
     store.close()

@@ -78,7 +78,7 @@ class FakeCluster:
             patch.setattr(module, name, function)
         patch.setattr(module, "ray", ray)
         patch.setattr(module.placement, "Demand", lambda fleet: demand)
-        patch.setattr(module.placement, "is_placed", lambda name: True)
+        patch.setattr(module.placement, "is_placed", lambda fleet, node: True)
         patch.setattr(module.placement, "names_of", lambda fleet: set(self.actors))
 
     def pool(self, **bundles: dict[str, float]) -> RayPool:

@@ -104,6 +104,17 @@ def test_agents_of_nodes_that_are_no_hosts_any_more_end(cluster: Any) -> None:
     bounded.run(all_of_it())
 
 
+def test_a_pool_that_is_closed_ends_agents_that_it_has_not_found_yet(cluster: Any) -> None:
+    async def all_of_it() -> None:
+        actor = cluster.run("one", cluster.add("one"))
+        pool = cluster.pool()
+        await pool.offers()
+        await pool.close()
+        assert ("stop", 80.0) in actor.asked and not cluster.actors
+
+    bounded.run(all_of_it())
+
+
 @pytest.mark.parametrize(("left_s", "within_s"), [(30.0, 28.0), (500.0, 80.0), (0.5, 2.0), (None, 80.0)])
 def test_an_agent_ends_before_its_node_goes(cluster: Any, left_s: float | None, within_s: float) -> None:
     async def all_of_it() -> None:
@@ -221,5 +232,10 @@ def test_groups_of_the_process_before_are_found_and_those_on_other_nodes_go(monk
     groups.module.Demand("red-1").ask("cpu", 2, {"CPU": 1.0}, {"y"})
     assert right in groups.there and other in groups.there and not {wrong, waiting} & set(groups.there)
     assert len(groups.there) == 3, "one that waits has a rule that this process does not know, and is made anew"
+    from sloserve.fleet.pool.on_ray.cluster import Node
+    from sloserve.fleet.pool.pool import Offer
+
+    placed = [groups.module.is_placed("red-1", Node(id, Offer(id, "cpu", 1), {})) for id in ("x", "z")]
+    assert placed == [True, False], "an agent that was started in a group that waited has that one"
     groups.module.withdraw_waiting("red-1")
     assert set(groups.there) == {right, other}

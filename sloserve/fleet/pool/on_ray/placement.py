@@ -55,9 +55,9 @@ def free(group: str) -> None:
     remove_placement_group(found)
 
 
-def is_placed(group: str) -> bool:
-    """Return whether a node holds the group of this name."""
-    return any(one.name == group and one.node is not None for one in _groups(group))
+def is_placed(fleet: str, node: Node) -> bool:
+    """Return whether a node holds a group of the fleet."""
+    return any(one.node == node.id for one in _groups(f"{fleet}/"))
 
 
 def names_of(fleet: str) -> set[str]:

@@ -167,9 +167,12 @@ class RayPool:
         self._closed = True
         try:
             await asyncio.to_thread(self._demand.withdraw)
-        except RAY_ERRORS:
-            pass  # it goes with this process
-        await asyncio.gather(*(self.drain(host, at_once=at_once) for host in list(self._kept)))
+        except RAY_ERRORS as error:
+            logger.warning("Ray: %s", first_line(error))
+        ending = [self.drain(host, at_once=at_once) for host in list(self._kept)]
+        self._nodes = {}
+        # Agents of a process before this one may not have been found yet, or a start may be under way.
+        await asyncio.gather(*ending, self._end_strays(at_once=at_once))
         await cancelled(list(self._tasks))
 
     async def leave(self) -> None:
@@ -232,7 +235,7 @@ class RayPool:
         until_s = self._clock.monotonic_s() + _PLACE_S
         while self._clock.monotonic_s() < until_s:
             try:
-                if await asyncio.to_thread(placement.is_placed, kept.group):
+                if await asyncio.to_thread(placement.is_placed, self._agents.fleet, kept.node):
                     return True
             except RAY_ERRORS as error:
                 logger.warning("Ray: %s", first_line(error))
@@ -241,7 +244,7 @@ class RayPool:
 
     async def _heard(self, host: str, kept: _Kept, report: Mapping[str, Any]) -> None:
         """Follow an actor's report. Raises: RayError."""
-        kept.is_reported, kept.group = False, report["group"]
+        kept.is_reported, kept.group = False, report.get("group", kept.group)
         if kept.incarnation not in (None, report["incarnation"]):
             kept.ends = 0
             self._gone.put_nowait(Gone(host, "has died with its actor, and Ray has started both again", certain=False))
@@ -320,7 +323,7 @@ class RayPool:
         if kept.awaited is not None and kept.awaited is not asyncio.current_task():
             kept.awaited.cancel()
 
-    async def _end_strays(self) -> None:
+    async def _end_strays(self, *, at_once: bool = False) -> None:
         """End agents of this fleet where it wants none: on nodes that went, or of a kind that the file lost."""
         fleet, nodes = self._agents.fleet, self._nodes
         try:
@@ -330,10 +333,10 @@ class RayPool:
             return
         names -= {placement.name_of(fleet, node) for node in nodes.values()}
         names -= {kept.name for kept in self._kept.values()}
-        await asyncio.gather(*(self._end_stray(name) for name in names))
+        await asyncio.gather(*(self._end_stray(name, at_once=at_once) for name in names))
 
-    async def _end_stray(self, name: str) -> None:
-        actor = await asyncio.to_thread(found, name)
+    async def _end_stray(self, name: str, *, at_once: bool) -> None:
+        actor = None if at_once else await asyncio.to_thread(found, name)
         if actor is not None and any(one.endswith(placement.node_in(name)) for one in self._ids):
             logger.warning("the agent of host %s ends: the fleet has no such host any more", placement.host_in(name))
             await self._stop(actor, self._agents.drain_s)
