@@ -42,3 +42,7 @@ if __name__ == "__main__":
     if sys.argv[1] not in _ORDERS:
         print("wrong: the agent's settings")
         sys.exit(int(sys.argv[1]))
+    signal.signal(signal.SIGHUP, lambda *_: print("read again", flush=True))
+    signal.signal(signal.SIGTERM, _ordered)
+    print(f"pid {os.getpid()}", flush=True)
+    time.sleep(600)
