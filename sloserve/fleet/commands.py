@@ -224,9 +224,10 @@ def reload(
 @fleet_app.command()
 @with_option_groups
 def picker(file: PickerArgument, listen: PickerFlags, log_format: LogFlag = LogFormat.TEXT) -> None:
-    """Choose servers for a gateway of the Gateway API, as its endpoint picker.
+    """Choose servers for another gateway, as its endpoint picker.
 
-    The servers are vLLM's, which others started; no fleet is needed. See docs/beside-other-gateways.md.
+    The gateway is one of the Gateway API. The servers are vLLM's, which others started; no fleet is needed. See
+    docs/beside-other-gateways.md.
     """
     try:
         from sloserve.fleet.beside.endpoint_picker.picker_file import read_picker
