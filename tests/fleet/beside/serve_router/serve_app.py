@@ -116,7 +116,9 @@ async def main(folder: Path, handle: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    # Its own cluster, whatever others run on this machine, and no HTTP: other servers may have the port.
+    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    serve.start(proxy_location="Disabled")
     handle = serve.run(Replica.bind(sys.argv[1]), name="test")
     print(json.dumps(bounded.run(main(Path(sys.argv[1]), handle))), flush=True)
     serve.shutdown()
