@@ -13,5 +13,6 @@ def digest_of_code(packages: Sequence[str]) -> str:
             found = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        digest.update(f"{name} {found.version} {found.read_text('RECORD')}".encode())  # with a hash of each file
+        files = [f"{file} {file.hash.value if file.hash else file.size}" for file in found.files or ()]
+        digest.update("\n".join((name, found.version, *files)).encode())
     return digest.hexdigest()

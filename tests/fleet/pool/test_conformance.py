@@ -267,7 +267,7 @@ def test_a_process_that_must_not_be_killed_is_ordered_twice_to_end_at_once(tmp_p
     """A pool on Ray that was killed would leave its agents running."""
 
     async def all_of_it() -> None:
-        pool = EmbeddedPool(OFFERS, lambda host: [STUB, "twice"], tmp_path, {}, is_killable=False)
+        pool = EmbeddedPool(OFFERS, lambda host: [STUB, "twice"], tmp_path, {})
         await pool.ensure(OFFERS[0])
         log = tmp_path / "agent-a.log"
         while not log.exists() or "pid" not in log.read_text():
