@@ -7,10 +7,7 @@ is ordered to end: SIGINT and SIGTERM end them, SIGHUP replaces this process by 
 import asyncio
 import hashlib
 import logging
-import os
-import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,8 +22,9 @@ from sloserve.fleet.pool.keeper import AgentKeeper
 from sloserve.fleet.pool.pool import Offer
 from sloserve.fleet.pool.shipped_file import NAME, shipped
 from sloserve.fleet.run.live import DOOR_KEY, STORE, Place, check_endpoints, is_of_one_machine
+from sloserve.fleet.run.restarting import restart
 from sloserve.fleet.run.scaler import SCALE_S, Scaler
-from sloserve.fleet.run.signals import Stopping
+from sloserve.fleet.run.signals import HangUps, Stopping
 from sloserve.fleet.store.store import open_store
 from sloserve.fleet.supervised import supervised
 
@@ -43,11 +41,9 @@ _LEAVE_S: Final = 10.0
 
 async def reloading(source: Path) -> None:
     """Wait for SIGHUP while the file can be read; a file with faults is logged, and changes nothing."""
-    asked = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+    hang_ups = HangUps()
     while True:
-        await asked.wait()
-        asked.clear()
+        await hang_ups.next()
         try:
             if read_fleet(source, to_run=True).pool.ray is not None:
                 return
@@ -104,9 +100,7 @@ async def _replaced(pool: "RayPool", say: Callable[[str], None]) -> None:
             await pool.leave()
     except TimeoutError:
         logger.warning("Ray has not let this process go within %.0f s", _LEAVE_S)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, sys.orig_argv)
+    restart()
 
 
 async def _cancelled(tasks: Sequence["asyncio.Task[None]"]) -> None:
