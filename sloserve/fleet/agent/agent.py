@@ -147,7 +147,7 @@ class Agent:
         try:
             return await self._open(folder)
         except OSError as error:
-            await self._processes.close()
+            await self._processes.leave()  # engines go on for a while: the file may be mended
             raise ConfigError(
                 f"the agent's endpoint {self.endpoint} cannot be opened: {error.strerror or error}; give another as "
                 f"`door` of hosts.{settings.host} in the fleet's file, or, for a socket, a shorter folder with TMPDIR"
@@ -238,7 +238,8 @@ class Agent:
         await asyncio.gather(*(one.hold() for one in self.instances.values()))
         self._leaves = True
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._leaves = self._leaves or kind is not None  # after a fault of the agent the next one goes on
         self._state.close()
         self._server.should_exit = True
         await asyncio.wait({self._serving}, timeout=_ANSWERED_S)

@@ -83,6 +83,8 @@ class Engine:
         self.requests = AwaitedRequests(model.tokens_an_event)
         self.settings = model.settings
         """Settings of sloserve that it follows, as JSON."""
+        self.start = ""
+        """Digest of what it was started with, see :func:`~sloserve.fleet.agent.engine_note.digest_of_start`."""
         self.ended = asyncio.create_task(process.wait())
         self._limits = limits
 

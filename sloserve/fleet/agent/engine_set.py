@@ -149,27 +149,24 @@ class EngineSet:
                 await self._remove(engine)
 
     def adopt(self, process: EngineProcess, note: EngineNote) -> Engine | None:
-        """Take over an engine of an earlier agent; return ``None``, and kill it, if its state or its model is unknown.
+        """Take over an engine of an earlier agent; return ``None``, and kill it, if its state is unknown.
 
-        Call this before any switch.
+        Call this before any switch. The model may be one that the instance no longer has.
         """
         model, client = self._models.get(note.model), EngineClient(Path(note.socket), note.key)
+        model = model or ServedModel(note.model, note.model)
         is_active = note.level == 0 and note.serves is not None
-        if (
-            model is None
-            or not note.is_steady
-            or (is_active and (self.active is not None or note.serves not in self._models))
-            or (note.level == 0 and not is_active)
-            or self._holder(model) is not None
-        ):
+        is_known = note.is_steady and (note.level > 0 or (is_active and self.active is None))
+        if not is_known or self._holder_of(model.name) is not None:
             process.kill()
             return None
         engine = Engine(model, process, client, self._host.limits)
         engine.level, engine.parked, engine.adapters = note.level, note.parked, set(note.adapters)
+        engine.start, engine.settings = note.start, note.settings
         self._add(engine)
         self._host.canaries.restore(note.canaries)
         if is_active:
-            self.active, self.serves = engine, note.serves
+            self.active, self.serves = engine, note.serves if note.serves in self._models else model.name
         elif note.level == 1:
             self._host.memory.hold(self._instance, model.name, model.weights_bytes)
         return engine
@@ -180,13 +177,19 @@ class EngineSet:
             (e for e in self._engines if (e.client.at == at if at is not None else e.client.socket == socket)), None
         )
 
-    def is_outdated(self, engine: Engine, note: EngineNote) -> bool:
+    def is_outdated(self, engine: Engine) -> bool:
         """Return whether an engine would be started with something else today."""
-        return note.start != self._digest(engine.model)
+        return engine.start != self._digest(engine.model)
 
-    async def end(self, model: ServedModel) -> None:
-        """End the engine of a model."""
-        await self._remove(self._holder(model))
+    def is_removed(self, engine: Engine) -> bool:
+        """Return whether the instance no longer has the engine's model."""
+        return engine.model.name not in self._models
+
+    async def end(self, engine: Engine | None) -> None:
+        """End an engine with its requests."""
+        if engine is not None:
+            engine.requests.abort()
+        await self._remove(engine)
 
     async def discard(self, engine: Engine) -> None:
         """End an engine that sleeps, unless it keeps requests."""
@@ -221,7 +224,9 @@ class EngineSet:
         elif engine is None:
             raise EngineError("its engine has died meanwhile")
         elif method is SwitchMethod.IN_PLACE:
+            was_outdated = self.is_outdated(engine)
             await engine.read_weights(base)
+            engine.start = engine.start if was_outdated else self._digest(base)
         elif not method.stays:
             await engine.wake()
             host.memory.free(self._instance, base.name)
@@ -264,6 +269,7 @@ class EngineSet:
         else:
             client = EngineClient(socket, at.admin_key or "", at=at.url, key=at.key)
         engine = Engine(model, process, client, host.limits)
+        engine.start = self._digest(model)
         self._add(engine)
         try:
             await engine.ready()
@@ -292,7 +298,7 @@ class EngineSet:
         note = EngineNote(
             self._instance,
             model.name,
-            self._digest(model),
+            engine.start,
             str(engine.client.socket),
             engine.client.admin_key,
             engine.settings,
@@ -398,7 +404,9 @@ class EngineSet:
         return model if model.adapter_of is None else self._models[model.adapter_of]
 
     def _holder(self, model: ServedModel) -> Engine | None:
-        name = self._base(model).name
+        return self._holder_of(self._base(model).name)
+
+    def _holder_of(self, name: str) -> Engine | None:
         return next((engine for engine in self._engines if engine.model.name == name), None)
 
     def _situation(self, model: ServedModel) -> Situation:

@@ -108,7 +108,7 @@ class Instance:
         self._switching = asyncio.Lock()
         self._is_switching = self._is_leaving = self._is_held = False
         self._renewing = host.renewing
-        self._adopted: list[tuple[Engine, EngineNote]] = []
+        self._adopted: list[Engine] = []
         self._pulse = Pulse(host.clock)
         self._recent = RecentPrefixes()
         self._switches = 0
@@ -258,16 +258,17 @@ class Instance:
                 logger.warning("%s: the engine of model %s is ended, and not taken over", self._name, note.model)
                 continue
             logger.info("%s: the engine of model %s is taken over", self._name, note.model)
-            engine.settings = note.settings
-            self._adopted.append((engine, note))
+            self._adopted.append(engine)
         if self._engines.active is not None:
             self._phase, self._active = Phase.SERVING, self._engines.serves
             self._since_s = self._clock.monotonic_s()
 
     def follow_file(self) -> None:
         """Bring adopted engines to what the fleet's file says, once their requests are known: some are replaced."""
-        for engine, note in self._adopted:
-            self._spawn(self._bring_up_to_date(engine, note))
+        for engine in self._adopted:
+            self._spawn(
+                self._end_removed(engine) if self._engines.is_removed(engine) else self._bring_up_to_date(engine)
+            )
         self._adopted.clear()
 
     async def hold(self) -> None:
@@ -288,9 +289,24 @@ class Instance:
         self._phase = Phase.EMPTY
         await asyncio.gather(*ending, return_exceptions=True)
 
-    async def _bring_up_to_date(self, engine: Engine, note: EngineNote) -> None:
+    async def _end_removed(self, engine: Engine) -> None:
+        """End an engine of a model that the file no longer has; its streams have the time that a switch gives them."""
+        logger.warning("%s: model %s is no longer in the fleet's file, and leaves", self._name, engine.model.name)
+        if engine is not self._engines.active:
+            await self._engines.end(engine)
+            return
+        self._phase, self._active, self._is_switching = Phase.DRAINING, None, True
+        try:
+            async with self._switching:
+                await engine.requests.empty(self._drain_max_s)
+                await self._engines.end(engine)
+                self._phase = Phase.EMPTY
+        finally:
+            self._is_switching = False
+
+    async def _bring_up_to_date(self, engine: Engine) -> None:
         why = "its start in the fleet's file has changed"
-        if not self._engines.is_outdated(engine, note):
+        if not self._engines.is_outdated(engine):
             async with self._switching:
                 failed = await follow_settings(engine)
                 self._engines.note_all()
@@ -333,7 +349,7 @@ class Instance:
         if method is not SwitchMethod.ADAPTER or renews:
             await self._drain(model.name, seconds)
         if renews:
-            await self._engines.end(model)
+            await self._engines.end(self._engines.active)
         if await self._switch_engine(model):
             return True
         if self._phase is Phase.SERVING and self._engines.active is not None:

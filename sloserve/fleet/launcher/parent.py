@@ -120,7 +120,7 @@ class Parent:
             writer.close()
             if self._agent is writer:
                 self._agent = None
-                self._wait_for_agent(self._alone_s)
+                self._wait_for_agent(self._alone_s if self._engines or self._forwarders else 0.0)
 
     async def end(self) -> None:
         """End all processes."""

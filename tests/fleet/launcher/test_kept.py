@@ -244,6 +244,65 @@ def test_an_engine_of_other_flags_is_replaced_once_its_streams_have_ended(tmp_pa
     run(test())
 
 
+def test_an_engine_that_was_to_be_replaced_is_replaced_by_the_agent_after_the_next(tmp_path: Path) -> None:
+    """The next agent restarts before the streams have ended: its note must not say that the engine is up to date."""
+
+    async def test() -> None:
+        host = Host(tmp_path)
+        other = {name: replace(one, flags=(*FLAGS, "--other", "1")) for name, one in MODELS.items()}
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+            await switched(first, "code", "chat")
+            engines, endpoint = host.engines, first.endpoint
+            await first.leave()
+        settings = settings_in(tmp_path, other)
+        async with Agent(settings, processes_in(tmp_path)) as second:
+            second.instances["node/0"]._engines.note_all()
+            await second.leave()
+            between = host.engines
+        async with Agent(settings, processes_in(tmp_path)):
+            await until(lambda: not host.engines & engines)
+            await until(lambda: bool(host.engines))
+        assert between & engines, "the second agent had no time"
+        assert endpoint
+
+    run(test())
+
+
+def test_streams_of_a_model_that_is_removed_come_to_their_end(tmp_path: Path) -> None:
+    async def test() -> None:
+        host = Host(tmp_path)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+            await switched(first, "code", "chat")
+            endpoint = first.endpoint
+            streaming = asyncio.ensure_future(ask(endpoint, 200))
+            await until(lambda: first.instances["node/0"].report().running.context_tokens > 2)
+            await first.leave()
+        models = {"code": MODELS["code"]}
+        async with Agent(settings_in(tmp_path, models), processes_in(tmp_path)) as second:
+            instance = second.instances["node/0"]
+            await until(lambda: instance.report().phase is Phase.DRAINING)
+            assert not await instance.switch("code")
+            assert await streaming == reply("chat", "a", 200)
+            await until(lambda: instance.report().phase is Phase.EMPTY and len(host.engines) == 1)
+            assert await instance.switch("code") and await ask(endpoint, 4, "code") == reply("code", "a", 4)
+
+    run(test())
+
+
+def test_engines_outlive_a_fault_of_their_agent(tmp_path: Path) -> None:
+    async def test() -> None:
+        host = Host(tmp_path)
+        with pytest.raises(RuntimeError, match="a fault"):
+            async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+                await switched(first, "chat")
+                engines = host.engines
+                raise RuntimeError("a fault")
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
+            assert second.instances["node/0"].report().phase is Phase.SERVING and host.engines == engines
+
+    run(test())
+
+
 def test_another_key_has_other_forwarders_while_streams_of_the_old_ones_go_on(tmp_path: Path) -> None:
     async def test() -> None:
         host = Host(tmp_path)
