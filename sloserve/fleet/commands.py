@@ -115,8 +115,8 @@ def agent(
     from sloserve.fleet.run import live
     from sloserve.fleet.run.agent_process import run_agent
     from sloserve.fleet.run.file_watch import watch_file as watch
-    from sloserve.fleet.run.processes import processes_for
-    from sloserve.fleet.run.restarting import restart
+    from sloserve.fleet.run.processes import end_processes, processes_for
+    from sloserve.fleet.run.restarting import hold_signals, restart
     from sloserve.fleet.run.signals import Stopping, hang_up_self
 
     _log(log_format)
@@ -129,13 +129,16 @@ def agent(
     fleet, owned, place = read()
 
     async def serve() -> bool:
-        processes = processes_for(place, owned, engine_module)
+        processes, stopping = processes_for(place, owned, engine_module), Stopping()
         watching = asyncio.create_task(watch(file, hang_up_self)) if watch_file else None
-        is_again = await run_agent(fleet, owned, place, processes, Stopping(), read, lease_s=lease_s)
+        is_again = await run_agent(fleet, owned, place, processes, stopping, read, lease_s=lease_s)
         if watching is not None:
             watching.cancel()
-        return is_again
+        if is_again and stopping.is_set:  # asked to stop after the engines were left to the next agent
+            end_processes(place, owned)
+        return is_again and not stopping.is_set
 
+    hold_signals()
     if asyncio.run(serve()):
         restart()
 

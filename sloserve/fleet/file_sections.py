@@ -57,8 +57,8 @@ class DeviceHost(Section):
     """Settings of a host that do not depend on its devices.
 
     Args:
-        forwarding_processes: Processes that pass requests to its engines; 0 leaves that to the agent, and then streams
-            end with it. If not given, there is one for two instances, as far as there are cores for them.
+        forwarding_processes: Processes that pass requests to its engines. If not given, there is one for two instances,
+            as far as there are cores for them.
         alone_s: Seconds for which engines and streams go on without an agent; then they end, too.
     """
 
@@ -67,8 +67,8 @@ class DeviceHost(Section):
     swap_space_gib: GiB = 0.0
     environment: Annotated[dict[str, str], Allowed("a mapping of variables to text")] = {}
     forwarding_processes: Annotated[
-        Annotated[int, Field(strict=True, ge=0, le=MOST_FORWARDERS)] | None,
-        Allowed(f"a whole number from 0 to {MOST_FORWARDERS}"),
+        Annotated[int, Field(strict=True, ge=1, le=MOST_FORWARDERS)] | None,
+        Allowed(f"a whole number from 1 to {MOST_FORWARDERS}"),
     ] = None
     alone_s: Seconds = 120.0
 

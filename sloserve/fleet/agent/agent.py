@@ -37,6 +37,9 @@ from sloserve.fleet.supervised import Faults, supervised
 logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
+_IDLE_MAX_S: Final = 120.0
+"""Seconds for which a moment without a switch on any instance is awaited; then no further switch begins."""
+_IDLE_LOOK_S: Final = 0.1
 _ANSWERED_S: Final = 0.5
 """Seconds in which questions for the report may be answered as the agent ends; then they are broken off."""
 _LOGS_EVERY_S: Final = 10.0
@@ -116,7 +119,7 @@ class Agent:
         self._service = None if half_life_s is None else TenantService(half_life_s, self._clock)
         self.instances: dict[str, Instance] = {}
         self._forwarders: Forwarders | None = None
-        self._leaves = False
+        self._leaves = self._ends = False
         self.plan: Callable[[], tuple[int, int] | None] = lambda: None
         """Term and version of the plan that is followed; the follower of the plan sets it."""
 
@@ -196,7 +199,7 @@ class Agent:
                 found.process.kill()
             else:
                 left[note.instance].append((found.process, note))
-        used = [Path(note.socket).stem for found in left.values() for _, note in found]
+        used = [path.stem for path in folder.glob("*.sock")]
         parts = HostParts(
             self._processes,
             folder,
@@ -223,6 +226,7 @@ class Agent:
             settings.host,
             f"{folder}/agent",
             f"{folder}/decisions",
+            settings.endpoint or "",
             settings.endpoint_key,
             version=digest_of_code(("sloserve",)),
         )
@@ -233,13 +237,21 @@ class Agent:
         """Take no more requests, and wait until the running ones end, for the time that streams have at a switch."""
         await asyncio.gather(*(one.drain(self._settings.drain_max_s) for one in self.instances.values()))
 
+    def ends(self) -> None:
+        """Have engines end with this agent, whatever fault it meets from now."""
+        self._ends = True
+
     async def leave(self) -> None:
         """Have engines and streams go on when this agent ends, which it may as soon as no switch is on its way."""
+        looks = int(_IDLE_MAX_S / _IDLE_LOOK_S)
+        while looks and any(one.is_switching for one in self.instances.values()):
+            looks -= 1
+            await asyncio.sleep(_IDLE_LOOK_S)  # meanwhile the other instances may switch, and replace what dies
         await asyncio.gather(*(one.hold() for one in self.instances.values()))
         self._leaves = True
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._leaves = self._leaves or kind is not None  # after a fault of the agent the next one goes on
+        self._leaves = self._leaves or (kind is not None and not self._ends)  # the next agent goes on after a fault
         self._state.close()
         self._server.should_exit = True
         await asyncio.wait({self._serving}, timeout=_ANSWERED_S)

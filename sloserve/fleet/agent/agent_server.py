@@ -77,6 +77,12 @@ class AgentServer:
             return
         name, path = _split(scope)
         endpoint = self._endpoints.get(name)
+        if endpoint is None and name:
+            # The gateway may know an instance that this process, which another one replaces, does not.
+            headers = [(REFUSED_HEADER, Refusal.FAILED.value), CLOSE]
+            message = f"there is no instance {name}; there are {', '.join(self._endpoints)}"
+            await refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, message, headers=headers)
+            return
         if endpoint is None or path in _KEPT_BACK or not path.startswith(_PASSED_ON):
             names = ", ".join(self._endpoints)
             message = f"there is no such route; there are GET /state, and for {names} routes that clients may use"

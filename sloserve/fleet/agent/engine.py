@@ -114,11 +114,7 @@ class Engine:
         """Check that a server that others started has the model, under the name that the fleet gives it."""
         if self.model.attached is None:
             return
-        answer = await self.client.call("GET", "/v1/models", limit_s=_HEALTH_S)
-        try:
-            names = [str(one["id"]) for one in answer["data"]]
-        except (LookupError, TypeError) as error:
-            raise EngineError(f"its list of models cannot be read: {error!r}") from None
+        names = await self._served_names()
         if self.model.name not in names:
             raise EngineError(
                 f"{self.model.attached.url} has no model {self.model.name!r}, but {', '.join(names)}; start it with "
@@ -201,7 +197,12 @@ class Engine:
         self.model = model
 
     async def load_adapter(self, model: ServedModel) -> None:
-        await self._call("/v1/load_lora_adapter", {"lora_name": model.name, "lora_path": model.model})
+        try:
+            await self._call("/v1/load_lora_adapter", {"lora_name": model.name, "lora_path": model.model})
+        except EngineError:
+            # An earlier agent may have loaded it, and have died before it could note that.
+            if model.name not in await self._served_names():
+                raise
         self.adapters.add(model.name)
 
     async def canary(self, model: str) -> list[int]:
@@ -227,6 +228,13 @@ class Engine:
         """Leave the engine to another agent."""
         self.ended.cancel()
         await self.client.close()
+
+    async def _served_names(self) -> list[str]:
+        answer = await self.client.call("GET", "/v1/models", limit_s=_HEALTH_S)
+        try:
+            return [str(one["id"]) for one in answer["data"]]
+        except (LookupError, TypeError) as error:
+            raise EngineError(f"its list of models cannot be read: {error!r}") from None
 
     async def _call(self, path: str, body: Any = None, **params: str | int) -> Any:
         return await self.client.call("POST", path, body, limit_s=self._limits.control_s, **params)

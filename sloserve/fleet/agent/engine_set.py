@@ -121,13 +121,25 @@ class EngineSet:
         A method that fails is followed by the start of a new engine. Raises: EngineError if that fails too; then no
         model is active, unless an adapter was to be loaded.
         """
+        holder = self._holder(model)
+        if holder is not None and holder is not self.active and self.is_outdated(holder):
+            await self.discard(holder)
         method, _ = self.expected(model)
         for engine in (self.active, self._holder(model)):
             if engine is not None and method is not SwitchMethod.ADAPTER:
                 self._note(engine, is_steady=False)
         try:
-            await self._switch_by(model, method)
+            await self._switch_or_start(model, method)
             self.serves = model.name
+        except EngineError:
+            self.note_all()
+            raise
+        # After a fault or a cancellation the states of engines are not known, and their notes say so.
+        self.note_all()
+
+    async def _switch_or_start(self, model: ServedModel, method: SwitchMethod) -> None:
+        try:
+            await self._switch_by(model, method)
         except EngineError as error:
             if method is SwitchMethod.ADAPTER or method.starts:
                 raise
@@ -136,9 +148,6 @@ class EngineSet:
             )
             await self._remove(self.active if method is SwitchMethod.IN_PLACE else self._holder(model))
             await self._switch_by(model, SwitchMethod.FORKED)
-            self.serves = model.name
-        finally:
-            self.note_all()
 
     async def keep(self, names: tuple[str, ...]) -> None:
         """End engines that sleep with weights of other models. Engines that keep requests stay."""
@@ -180,6 +189,10 @@ class EngineSet:
     def is_outdated(self, engine: Engine) -> bool:
         """Return whether an engine would be started with something else today."""
         return engine.start != self._digest(engine.model)
+
+    def has(self, engine: Engine) -> bool:
+        """Return whether the engine runs, and is one of these."""
+        return engine in self._engines
 
     def is_removed(self, engine: Engine) -> bool:
         """Return whether the instance no longer has the engine's model."""
@@ -254,6 +267,7 @@ class EngineSet:
         environment = {**self._environment, **model.environment, "VLLM_SERVER_DEV_MODE": "1", ADMIN_KEY: key}
         environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if has_adapters else {}
         socket = host.run_folder / f"{next(host.sockets)}.sock"
+        socket.unlink(missing_ok=True)
         arguments = [model.model, "--uds", str(socket), "--served-model-name", model.name]
         arguments += ["--disable-access-log-for-endpoints", "/health"]  # asked each second
         arguments += [*(["--enable-lora"] if has_adapters else []), *model.flags]
@@ -341,6 +355,7 @@ class EngineSet:
                 engine.requests.abort()
                 await engine.requests.empty(_ABORT_S)
                 await engine.sleep(1 if keeps else 2)
+            self._note(engine)
             await self._limit_empty(coming)
         except EngineError as error:
             logger.warning("%s: model %s does not sleep, and its engine is killed: %s", self._instance, name, error)

@@ -66,6 +66,10 @@ class HostProcesses(Protocol):
         """Keep a note about an engine for the next agent, in place of the last one."""
         ...
 
+    def retire(self, process: ForwarderProcess) -> None:
+        """Keep in mind that a forwarding process takes no more requests, whatever its job was."""
+        ...
+
     async def listen(self, endpoint: str) -> str:
         """Open the socket from which forwarding processes accept connections, and return its address. Raises: OSError.
 
@@ -81,6 +85,11 @@ class HostProcesses(Protocol):
         Args:
             job: A :class:`~sloserve.fleet.agent.forwarding.forwarder_job.ForwarderJob` as JSON.
         """
+        ...
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether all processes have ended without an order."""
         ...
 
     async def lost(self) -> None:

@@ -54,6 +54,9 @@ _PULSES: Final = 4
 """Number of times that an engine's progress is checked within the time for which it may stop."""
 _RETRY_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds between starts of an engine that does not start; the last value repeats."""
+_HOLD_LOOK_S: Final = 0.05
+_RENEW_AGAIN_S: Final = 1.0
+"""Seconds between looks whether an outdated engine can be replaced: it may keep requests, or change its model."""
 _LEAVING_S: Final = 5.0
 """Seconds beyond its limit after which durable work is aborted; what is sent back has as long to end."""
 
@@ -224,7 +227,7 @@ class Instance:
         return TakenRequest(engine.client, ended, pause_s)
 
     async def switch(self, model: str) -> bool:
-        if self._is_switching or self._is_leaving or self._is_held or model not in self._models:
+        if self._may_not_switch() or model not in self._models:
             return False
         if self._phase is Phase.SERVING:
             if self._active == model:
@@ -234,6 +237,9 @@ class Instance:
         self._is_switching = True
         # The transition has a task of its own: if the caller stops waiting, it still comes to its end.
         return await asyncio.shield(self._spawn(self._switch_or_fail(self._models[model])))
+
+    def _may_not_switch(self) -> bool:
+        return self._is_switching or self._is_leaving or self._is_held
 
     async def keep_warm(self, models: tuple[str, ...]) -> None:
         self._engines.wish = models
@@ -271,11 +277,16 @@ class Instance:
             )
         self._adopted.clear()
 
+    @property
+    def is_switching(self) -> bool:
+        """Whether a transition is on its way."""
+        return self._is_switching or self._switching.locked()
+
     async def hold(self) -> None:
         """Begin no further switch, for good, and wait until the one that has begun has ended."""
         self._is_held = True
-        async with self._switching:
-            pass
+        while self.is_switching:
+            await asyncio.sleep(_HOLD_LOOK_S)
 
     async def leave(self) -> None:
         """Leave all engines to the next agent."""
@@ -312,14 +323,16 @@ class Instance:
                 self._engines.note_all()
             if failed is None:
                 return
-            why = failed
+            why, engine.start = failed, ""
         logger.warning("%s: the engine of model %s is replaced: %s", self._name, engine.model.name, why)
-        async with self._renewing:  # the other instances of the host serve meanwhile
-            if engine is not self._engines.active:
-                await self._engines.discard(engine)
-            elif self._active is not None and not self._is_switching and not self._is_held:
-                self._phase, self._is_switching = Phase.DRAINING, True
-                await asyncio.shield(self._spawn(self._switch_or_fail(self._models[self._active], renews=True)))
+        while self._engines.has(engine) and not self._is_held:
+            async with self._renewing:  # the other instances of the host serve meanwhile
+                if engine is not self._engines.active:
+                    await self._engines.discard(engine)
+                elif self._phase is Phase.SERVING and self._active is not None and not self._may_not_switch():
+                    self._phase, self._is_switching = Phase.DRAINING, True
+                    await asyncio.shield(self._spawn(self._switch_or_fail(self._models[self._active], renews=True)))
+            await asyncio.sleep(_RENEW_AGAIN_S)
 
     async def close(self) -> None:
         """End all engines, and the reading of their responses."""

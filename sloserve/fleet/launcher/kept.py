@@ -21,16 +21,18 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.installed_code import digest_of_code
 from sloserve.core.process_death import PARENT
 from sloserve.fleet.agent.engine_spec import EngineProcess, EngineSpec, Launcher
-from sloserve.fleet.agent.host_processes import FoundEngine
+from sloserve.fleet.agent.host_processes import ForwarderProcess, FoundEngine
 from sloserve.fleet.framing import encoded, next_message
 from sloserve.fleet.launcher.parent_messages import (
     AGENT_SOCKET,
+    Begin,
     EndAll,
     Ended,
     Failed,
     FromParent,
     Kept,
     Kill,
+    Leave,
     Listen,
     Listening,
     Note,
@@ -53,10 +55,23 @@ _ANSWER_S: Final = 120.0
 """Seconds for an order, which may wait until a process has imported vLLM, and twice as long for that."""
 _IMPORT_S: Final = 960.0
 _END_S: Final = 20.0
+_GONE_S: Final = 5.0
+"""Seconds within which a process that is killed is gone."""
+_LOOK_S: Final = 0.05
 _CODE: Final = ("sloserve", "vllm", "torch")
 """Packages that a process which forks engines has imported."""
 _LOST: Final = -9
 """Exit status of processes that have ended with their parent process."""
+
+
+def noted_parent(note: Path) -> int | None:
+    """Return the id of the parent process that is noted in a file, if it runs."""
+    try:
+        pid = int(json.loads(note.read_text(encoding="utf-8"))["pid"])
+        runs = MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()  # the number may be another's by now
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return pid if runs else None
 
 
 class KeptProcess:
@@ -150,6 +165,11 @@ class KeptProcesses:
         if isinstance(process, KeptProcess):
             self._send(Note(process.pid, text))
 
+    def retire(self, process: ForwarderProcess) -> None:
+        if isinstance(process, KeptProcess):
+            process.job = b""
+            self._send(Note(process.pid, b""))
+
     async def listen(self, endpoint: str) -> str:
         return (await self._order(Listen(next(self._numbers), endpoint), Listening, _ANSWER_S)).address
 
@@ -163,6 +183,10 @@ class KeptProcesses:
         """Have a process ended at once."""
         self._send(Kill(pid))
 
+    @property
+    def is_lost(self) -> bool:
+        return self._lost.is_set()
+
     async def lost(self) -> None:
         await self._lost.wait()
 
@@ -171,10 +195,15 @@ class KeptProcesses:
         self._send(EndAll())
         if self._reading is not None:
             await asyncio.wait({self._reading}, timeout=_END_S)
-        await self.leave()
+        await self._drop()
 
     async def leave(self) -> None:
         self._is_leaving = True
+        self._send(Leave())
+        await self._drop()
+
+    async def _drop(self) -> None:
+        """Close the connection."""
         if self._writer is not None:
             self._writer.close()
         if self._reading is not None:
@@ -188,26 +217,33 @@ class KeptProcesses:
         try:
             reader, writer = await asyncio.open_unix_connection(str(folder / AGENT_SOCKET))
         except OSError:
+            await self._end_other()  # it may run without its folder, which a tidy hand has removed
             return None
         try:
             async with asyncio.timeout(_CONNECTED_S):
                 first = await next_message(reader)
             if first is not None and isinstance(kept := from_parent.decode(first), Kept):
                 self._writer = writer
+                self._send(Begin(self._job.alone_s))
                 return kept, reader
         except (TimeoutError, ValueError, msgspec.MsgspecError):
             pass
         writer.close()
-        self._end_other()
+        await self._end_other()
         return None
 
-    def _end_other(self) -> None:
-        """End a parent process of another version, and its engines, which this agent cannot take over."""
-        logger.warning("the parent process of engines is of another version, or hangs: it is ended with its engines")
-        with suppress(OSError, ValueError, KeyError):
-            pid = int(json.loads(Path(self._job.note).read_text(encoding="utf-8"))["pid"])
-            if MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():  # the number may be another's by now
-                os.kill(pid, signal.SIGKILL)
+    async def _end_other(self) -> None:
+        """End a parent process that this agent cannot take over, with its engines, and wait until it is gone."""
+        pid = noted_parent(Path(self._job.note))
+        if pid is None:
+            return
+        logger.warning("the parent process of engines (%d) cannot be taken over: it is ended with its engines", pid)
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+        looks = int(_GONE_S / _LOOK_S)
+        while looks and noted_parent(Path(self._job.note)) == pid:
+            looks -= 1
+            await asyncio.sleep(_LOOK_S)
 
     def _environment(self) -> dict[str, str]:
         """Return this process's environment, as engines get it: the parent process may have an older one."""
@@ -252,6 +288,8 @@ class KeptProcesses:
 
     async def _order(self, order: StartEngine | StartForwarder | Listen, kind: type[_T], limit_s: float) -> _T:
         """Give an order, and return what has come of it. Raises: OSError."""
+        if self._reading is None or self._reading.done():
+            raise OSError("the parent process has ended")
         done = self._ordered[order.id] = asyncio.get_running_loop().create_future()
         try:
             self._send(order)

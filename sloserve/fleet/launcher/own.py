@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from sloserve.fleet.agent.engine_spec import EngineProcess, EngineSpec, Launcher
-from sloserve.fleet.agent.host_processes import FoundEngine
+from sloserve.fleet.agent.host_processes import ForwarderProcess, FoundEngine
 from sloserve.fleet.agent.listening import address_of, listening_on
 
 FORWARDER: Final = "sloserve.fleet.agent.forwarding.forwarder"
@@ -62,6 +62,7 @@ class OwnProcesses:
 
     engines: Sequence[FoundEngine] = ()
     forwarders: Sequence[ForwarderChild] = ()
+    is_lost = False
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
@@ -85,6 +86,9 @@ class OwnProcesses:
     async def forward(self, job: bytes) -> ForwarderChild:
         assert self._listening is not None, "listen() comes first"
         return await start_forwarder(self._listening, job)
+
+    def retire(self, process: ForwarderProcess) -> None:
+        """Do nothing: no process outlives this one."""
 
     async def lost(self) -> None:
         await asyncio.Event().wait()  # they end with this process alone

@@ -33,6 +33,8 @@ from sloserve.fleet.launcher.forking import ForkingLauncher
 from sloserve.fleet.launcher.own import ForwarderChild, run_folder, start_forwarder
 from sloserve.fleet.launcher.parent_messages import (
     AGENT_SOCKET,
+    FOLLOWS_S,
+    Begin,
     EndAll,
     Ended,
     Failed,
@@ -41,6 +43,7 @@ from sloserve.fleet.launcher.parent_messages import (
     KeptEngine,
     KeptForwarder,
     Kill,
+    Leave,
     Listen,
     Listening,
     Note,
@@ -85,7 +88,8 @@ class Parent:
     """
 
     def __init__(self, alone_s: float, launchers: LaunchersByCode) -> None:
-        self._alone_s, self._launchers = alone_s, launchers
+        self._alone_s = self._next_s = alone_s
+        self._launchers = launchers
         self._engines: dict[int, _Engine] = {}
         self._forwarders: dict[int, ForwarderChild] = {}
         self._agent: asyncio.StreamWriter | None = None
@@ -120,7 +124,7 @@ class Parent:
             writer.close()
             if self._agent is writer:
                 self._agent = None
-                self._wait_for_agent(self._alone_s if self._engines or self._forwarders else 0.0)
+                self._wait_for_agent(self._next_s if self._engines or self._forwarders else 0.0)
 
     async def end(self) -> None:
         """End all processes."""
@@ -141,7 +145,7 @@ class Parent:
 
     def _give_up(self) -> None:
         if self._engines or self._forwarders:
-            logger.warning("no agent has come for %g s: engines and forwarding processes end", self._alone_s)
+            logger.warning("no agent has come in time: engines and forwarding processes end")
         self.must_end.set()
 
     def _obey(self, data: bytes) -> None:
@@ -152,9 +156,15 @@ class Parent:
                 self._spawn(self._done(order.id, self._start_forwarder(order)))
             case Listen() as order:
                 self._spawn(self._done(order.id, self._listen(order)))
+            case Begin(alone_s):
+                self._alone_s = self._next_s = alone_s
+            case Leave():
+                self._next_s = max(self._alone_s, FOLLOWS_S)
             case Note(pid, text):
                 if pid in self._engines:
                     self._engines[pid].note = text
+                elif pid in self._forwarders:
+                    self._forwarders[pid].job = text
             case Kill(pid):
                 self._kill(pid)
             case EndAll():
@@ -165,8 +175,9 @@ class Parent:
         agent = self._agent
         try:
             done = await order
-        except OSError as error:
-            done = Failed(id, error.errno or errno.EIO, error.strerror or str(error))
+        except Exception as error:  # the agent waits for a result, also of a fault of this process
+            number = error.errno if isinstance(error, OSError) else None
+            done = Failed(id, number or errno.EIO, getattr(error, "strerror", None) or repr(error))
         if agent is self._agent:
             self._say(done)
         elif isinstance(done, Started):  # another agent would take it for one of its own

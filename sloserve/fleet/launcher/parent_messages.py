@@ -23,6 +23,16 @@ class ParentJob(msgspec.Struct):
     alone_s: float
 
 
+class Begin(msgspec.Struct, tag=True, array_like=True):
+    """The agent's first message: the seconds without an agent after which all processes end."""
+
+    alone_s: float
+
+
+class Leave(msgspec.Struct, tag=True, array_like=True):
+    """The agent ends in order, and another follows: it has at least :data:`FOLLOWS_S` seconds."""
+
+
 class StartEngine(msgspec.Struct, tag=True, array_like=True):
     """Start an engine, with the fields of :class:`~sloserve.fleet.agent.engine_spec.EngineSpec`.
 
@@ -54,7 +64,7 @@ class Listen(msgspec.Struct, tag=True, array_like=True):
 
 
 class Note(msgspec.Struct, tag=True, array_like=True):
-    """Keep a note about an engine."""
+    """Keep a note about an engine; an empty one about a forwarding process says that it takes no more requests."""
 
     pid: int
     text: bytes
@@ -122,11 +132,12 @@ class Kept(msgspec.Struct, tag=True, array_like=True):
     forwarders: list[KeptForwarder]
 
 
-ToParent: TypeAlias = StartEngine | StartForwarder | Listen | Note | Kill | EndAll
+ToParent: TypeAlias = Begin | Leave | StartEngine | StartForwarder | Listen | Note | Kill | EndAll
 FromParent: TypeAlias = Kept | Started | Listening | Failed | Ended
 
 to_parent: Final = msgspec.msgpack.Decoder(ToParent)
 from_parent: Final = msgspec.msgpack.Decoder(FromParent)
 
+FOLLOWS_S: Final = 30.0
 AGENT_SOCKET: Final = "parent"
 """Name of the unix socket, in the folder of sockets, on which the process listens to its agent."""

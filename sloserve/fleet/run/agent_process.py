@@ -58,7 +58,7 @@ async def run_agent(
 
     Raises: ConfigError for a store that cannot be opened, and where another agent has the host.
     """
-    clock, store = SystemClock(), open_store(place.store)
+    hang_ups, clock, store = HangUps(), SystemClock(), open_store(place.store)
     allow_open_files(fleet.gateway.max_requests)
     try:
         with ThreadPoolExecutor(_STORE_THREADS, "sloserve-agent-store") as executor:
@@ -79,22 +79,26 @@ async def run_agent(
                 beside = [asyncio.create_task(sharing), *refreshing(certificates)]
                 if host.serves is not None:  # its model is there, whatever a plan says
                     beside += [asyncio.create_task(_attached(endpoint, host.serves)) for endpoint in endpoints]
-                hang_ups, is_again = HangUps(), False
+                leaves = False
+                # The first ones count if several come together.
+                ends = (stopping.wait, fence.must_end.wait, fence.lost.wait, processes.lost)
                 try:
-                    ends = (stopping.wait, fence.must_end.wait, fence.lost.wait, processes.lost)
-                    is_again = await _first(partial(_hung_up, hang_ups, check), *ends) == 0
-                    if is_again:
-                        is_again = await _first(agent.leave, *ends) == 0
+                    leaves = await _first(*ends, partial(_hung_up, hang_ups, check)) == len(ends)
+                    if leaves:
+                        leaves = await _first(*ends, agent.leave) == len(ends)
+                    if not leaves:
+                        agent.ends()
                 finally:
                     await cancelled([looking, *beside])
                     await following.stop()
                     if fence.lost.is_set():
                         await pulling.stop(0.0)  # its requests have gone back already: their results would not count
-                    elif is_again:
+                    elif leaves:
                         await pulling.stop(STOP_S)
                     else:
                         await _drained(agent, pulling, stopping)
-                return is_again
+                # Engines that have ended with their parent process are started by the next image.
+                return leaves or processes.is_lost
     finally:
         store.close()
 

@@ -22,6 +22,7 @@ from sloserve.fleet.run.gateway_process import GatewayServer, stop
 from sloserve.fleet.run.live import Place, with_own_key
 from sloserve.fleet.run.open_files import allow_open_files
 from sloserve.fleet.run.planner_process import PlannerTask
+from sloserve.fleet.run.processes import end_processes
 from sloserve.fleet.run.progress import Progress
 from sloserve.fleet.run.reloading import FileInForce, FleetSource, Reloading
 from sloserve.fleet.run.signals import HangUps, Stopping
@@ -99,6 +100,8 @@ async def run_fleet(
         say("stopped")
     finally:
         store.close()
+        for host in fleet.hosts.values():
+            end_processes(place, host)  # of a host that has no agent just now
         lock.close()
         shutil.rmtree(run_folder, ignore_errors=True)
 

@@ -19,6 +19,7 @@ class Stopping:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._event.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # a process that has restarted itself blocks them
 
     @property
     def is_set(self) -> bool:

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 from sloserve.core.spans import Phase
 from sloserve.fleet import framing
 from sloserve.fleet.agent.agent import Agent, AgentSettings
-from sloserve.fleet.agent.engine import EngineLimits
+from sloserve.fleet.agent.engine import Engine, EngineLimits
 from sloserve.fleet.agent.engine_spec import EngineSpec, ServedModel
 from sloserve.fleet.agent.forwarding import forwarders as forwarders_module
 from sloserve.fleet.agent.forwarding.forwarders import ForwarderSettings
@@ -75,8 +75,12 @@ class Host:
 
     def running(self, what: str) -> set[int]:
         """Return the process ids of the parent's children with this word in their commands."""
-        found = [one for one in self.parent.children() if one.status() != psutil.STATUS_ZOMBIE]
-        return {one.pid for one in found if what in " ".join(one.cmdline())}
+        found = set[int]()
+        for one in self.parent.children():
+            with suppress(psutil.NoSuchProcess):  # it ends meanwhile
+                if what in " ".join(one.cmdline()):
+                    found.add(one.pid)
+        return found
 
     @property
     def engines(self) -> set[int]:
@@ -165,7 +169,7 @@ def test_parked_streams_go_on_under_the_next_agent(tmp_path: Path) -> None:
         async with Agent(settings, processes_in(tmp_path)) as first:
             instance = await switched(first, "chat")
             endpoint = first.endpoint
-            streaming = asyncio.ensure_future(ask(endpoint, 200))
+            streaming = asyncio.ensure_future(ask(endpoint, 400))
             await until(lambda: instance.report().running.context_tokens > 2)
             await switched(first, "code")
             assert instance.report().parked == {"chat": 1}
@@ -173,7 +177,7 @@ def test_parked_streams_go_on_under_the_next_agent(tmp_path: Path) -> None:
         async with Agent(settings, processes_in(tmp_path)) as second:
             assert second.instances["node/0"].report().parked == {"chat": 1}
             await switched(second, "chat")
-            assert await streaming == reply("chat", "a", 200)
+            assert await streaming == reply("chat", "a", 400)
 
     run(test())
 
@@ -207,13 +211,13 @@ def test_settings_change_while_engines_go_on(tmp_path: Path, refused: bool) -> N
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
             await switched(first, "chat")
             engines, endpoint = host.engines, first.endpoint
-            streaming = asyncio.ensure_future(ask(endpoint, 100))
+            streaming = asyncio.ensure_future(ask(endpoint, 400))
             await until(lambda: first.instances["node/0"].report().running.context_tokens > 2)
             await first.leave()
         changed = {"policy": "edf", "profile" if refused else "classes": {"x": {"rank": 1}}}
         models = {name: replace(one, settings=json.dumps(changed)) for name, one in MODELS.items()}
         async with Agent(settings_in(tmp_path, models), processes_in(tmp_path)) as second:
-            assert await streaming == reply("chat", "a", 100)
+            assert await streaming == reply("chat", "a", 400)
             if refused:
                 await until(lambda: len(host.engines - engines) == 1 and not host.engines & engines)
                 await until(lambda: second.instances["node/0"].report().phase is Phase.SERVING)
@@ -231,12 +235,12 @@ def test_an_engine_of_other_flags_is_replaced_once_its_streams_have_ended(tmp_pa
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
             await switched(first, "code", "chat")
             engines, endpoint = host.engines, first.endpoint
-            streaming = asyncio.ensure_future(ask(endpoint, 100))
+            streaming = asyncio.ensure_future(ask(endpoint, 400))
             await until(lambda: first.instances["node/0"].report().running.context_tokens > 2)
             await first.leave()
         models = {"chat": replace(MODELS["chat"], flags=(*FLAGS, "--other", "1")), "new": MODELS["code"]}
         async with Agent(settings_in(tmp_path, models), processes_in(tmp_path)) as second:
-            assert await streaming == reply("chat", "a", 100)
+            assert await streaming == reply("chat", "a", 400)
             await until(lambda: len(host.engines) == 1 and not host.engines & engines)
             await until(lambda: second.instances["node/0"].report().phase is Phase.SERVING)
             assert await ask(endpoint, 4) == reply("chat", "a", 4)
@@ -274,7 +278,7 @@ def test_streams_of_a_model_that_is_removed_come_to_their_end(tmp_path: Path) ->
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
             await switched(first, "code", "chat")
             endpoint = first.endpoint
-            streaming = asyncio.ensure_future(ask(endpoint, 200))
+            streaming = asyncio.ensure_future(ask(endpoint, 400))
             await until(lambda: first.instances["node/0"].report().running.context_tokens > 2)
             await first.leave()
         models = {"code": MODELS["code"]}
@@ -282,7 +286,7 @@ def test_streams_of_a_model_that_is_removed_come_to_their_end(tmp_path: Path) ->
             instance = second.instances["node/0"]
             await until(lambda: instance.report().phase is Phase.DRAINING)
             assert not await instance.switch("code")
-            assert await streaming == reply("chat", "a", 200)
+            assert await streaming == reply("chat", "a", 400)
             await until(lambda: instance.report().phase is Phase.EMPTY and len(host.engines) == 1)
             assert await instance.switch("code") and await ask(endpoint, 4, "code") == reply("code", "a", 4)
 
@@ -326,6 +330,70 @@ def test_another_key_has_other_forwarders_while_streams_of_the_old_ones_go_on(tm
                     await asyncio.sleep(0.01)
             assert old <= host.forwarders and await streaming == reply("chat", "a", 400)
             await until(lambda: not old & host.forwarders, limit_s=60.0)
+
+    run(test())
+
+
+def test_an_agent_at_another_address_has_other_forwarders(tmp_path: Path) -> None:
+    async def test() -> None:
+        host = Host(tmp_path)
+        for name in ("one", "two", "one"):
+            door = f"unix:{tmp_path}/{name}"
+            async with Agent(settings_in(tmp_path, endpoint=door), processes_in(tmp_path)) as agent:
+                if agent.instances["node/0"].report().phase is not Phase.SERVING:
+                    await switched(agent, "chat")
+                assert agent.endpoint == door and await ask(door, 4) == reply("chat", "a", 4)
+                assert host.forwarders
+                await agent.leave()
+        os.kill(host.parent.pid, signal.SIGTERM)
+
+    run(test())
+
+
+def test_a_retired_forwarder_does_not_count_again_where_the_file_changes_back(tmp_path: Path) -> None:
+    async def test() -> None:
+        host = Host(tmp_path)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+            await switched(first, "chat")
+            endpoint, retired = first.endpoint, host.forwarders
+            streaming = asyncio.ensure_future(ask(endpoint, 600))
+            await until(lambda: first.instances["node/0"].report().running.context_tokens > 2)
+            await first.leave()
+        for key in ("a-key", None):
+            async with Agent(settings_in(tmp_path, endpoint_key=key), processes_in(tmp_path)) as next_one:
+                await until(lambda: bool(host.forwarders - retired))
+                await until(lambda: next_one.instances["node/0"].report().streams == 1)
+                if key is None:
+                    assert retired <= host.forwarders and await ask(endpoint, 4) == reply("chat", "a", 4)
+                    assert await streaming == reply("chat", "a", 600)
+                else:
+                    await next_one.leave()
+
+    run(test())
+
+
+def test_parked_streams_outlive_an_agent_that_dies_while_the_next_model_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of the engine that sleeps with them is known from then on."""
+    never = asyncio.Event
+
+    async def test() -> None:
+        settings = settings_in(tmp_path, drain_max_s=0.02)
+        async with Agent(settings, processes_in(tmp_path)) as first:
+            instance = await switched(first, "chat")
+            streaming = asyncio.ensure_future(ask(first.endpoint, 400))
+            await until(lambda: instance.report().running.context_tokens > 2)
+            with monkeypatch.context() as slow:
+                slow.setattr(Engine, "ready", lambda engine: never().wait())
+                switching = asyncio.ensure_future(instance.switch("code"))
+                await until(lambda: instance.report().parked == {"chat": 1})
+                switching.cancel()
+                first._leaves = True  # as if it were killed now: nothing is awaited
+        async with Agent(settings, processes_in(tmp_path)) as second:
+            assert second.instances["node/0"].report().parked == {"chat": 1}
+            await switched(second, "chat")
+            assert await streaming == reply("chat", "a", 400)
 
     run(test())
 

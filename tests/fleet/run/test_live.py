@@ -210,7 +210,6 @@ def _fleet(folder: Path):  # type: ignore[no-untyped-def]
         (None, 8, 64, 4),
         (None, 8, 8, 2),
         (None, 8, 2, 1),
-        (0, 8, 64, 0),
         (3, 1, 2, 3),
     ],
 )

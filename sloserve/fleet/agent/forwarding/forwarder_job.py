@@ -11,6 +11,7 @@ class ForwarderJob(msgspec.Struct):
         host: Name of the host, which its certificate has.
         reports: Path of the unix socket on which the agent responds to ``GET /state``.
         decisions: Path of the unix socket on which the agent decides requests.
+        endpoint: Address of the endpoint, as the agent's settings state it.
         key: Keys, one of which requests must show; ``None`` to ask for none.
         certificates: Folder of certificates for an endpoint with TLS; ``None`` for one without.
         of_gateways: Whether gateways show certificates.
@@ -21,6 +22,7 @@ class ForwarderJob(msgspec.Struct):
     host: str
     reports: str
     decisions: str
+    endpoint: str = ""
     key: str | None = None
     certificates: str | None = None
     of_gateways: bool = False

@@ -224,6 +224,8 @@ class Forwarders:
         found = list(self._processes.forwarders)
         alike = [one for one in found if one.job == self._job][: self._count]
         self._retired = {one.pid: one for one in found if one not in alike}
+        for process in self._retired.values():
+            self._processes.retire(process)  # it must not count as one that takes requests if the file changes back
         self._awaited = {one.pid for one in found}
         with suppress(FileNotFoundError):
             self._decisions.unlink()
