@@ -250,7 +250,7 @@ class Agent:
         await asyncio.gather(*(one.hold() for one in self.instances.values()))
         self._leaves = True
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         self._leaves = self._leaves or (kind is not None and not self._ends)  # the next agent goes on after a fault
         self._state.close()
         self._server.should_exit = True

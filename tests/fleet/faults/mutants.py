@@ -201,8 +201,8 @@ MUTANTS: Final = (
     Mutant(
         "a switch that has ended counts as one under way",
         "agent.instance",
-        "        finally:\n            self._is_switching = False",
-        "        finally:\n            pass",
+        "            return False\n        finally:\n            self._is_switching = False",
+        "            return False\n        finally:\n            pass",
     ),
     Mutant(
         "a request that has ended keeps its place in the engine",
