@@ -212,7 +212,7 @@ def reload(
     state: StateFlag = None,
     check: Annotated[bool, typer.Option("--check", help="Only check FILE, and print what would change.")] = False,
 ) -> None:
-    """Check FILE, print what changes, and have the running fleet apply it.
+    """Check FILE, print what changes, and have the fleet apply it.
 
     No stream is broken off. This is for `sloserve fleet FILE` with the same state folder; gateways, planners and agents
     that were started by themselves apply FILE on SIGHUP, or with --watch-file.
