@@ -138,6 +138,24 @@ def test_a_pool_that_is_told_to_starts_itself_again_if_its_file_can_be_read(flee
     assert not broken and before <= set(fleet.processes()) and pool_of(fleet).pid == pool.pid
 
 
+def test_a_changed_file_reaches_agents_while_engines_and_streams_go_on(fleet: RayFleet, cluster: RayCluster) -> None:
+    """The command applies it; its pool starts itself again, and ships the file to the agents, which restart."""
+    before, file = set(fleet.processes()), fleet.folder / "fleet.yaml"
+    with Load(fleet) as load:
+        begun_s = time.perf_counter()
+        file.write_text(file.read_text().replace("ttft_ms: 5000", "ttft_ms: 4000"))
+        fleet.process.send_signal(signal.SIGHUP)
+        fleet.wait_for(lambda: "the engine of model chat is taken over" in agents_say(cluster))
+        taken_over_s = round(time.perf_counter() - begun_s, 1)
+        broken = load.broken()
+    note("file changed", streams=STREAMS, broken=broken, taken_over_s=taken_over_s, processes=len(before))
+    assert not broken and before <= set(fleet.processes()) and fleet.completes()
+
+
+def agents_say(cluster: RayCluster) -> str:
+    return "".join(log.read_text() for log in cluster.nodes.rglob("agent.log"))
+
+
 def test_a_fleet_that_is_killed_and_started_again_serves_with_the_same_engines(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
