@@ -1,6 +1,5 @@
 """An agent with real engines, forked: whichever of their processes is killed, nothing of the engine is left."""
 
-import asyncio
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ from sloserve.fleet.launcher.kept import KeptProcesses
 from sloserve.fleet.launcher.parent_messages import ParentJob
 from tests import bounded
 from tests.fleet.launcher.test_forking import gone, group
-from tests.fleet.launcher.test_kept import ask, settings_in, switched
+from tests.fleet.launcher.test_kept import ask, begun, settings_in, switched
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
@@ -133,8 +132,7 @@ def test_the_next_agent_takes_over_a_real_engine_and_its_stream(tmp_path: Path) 
             assert instance._engines.active is not None and instance._engines.active.process.is_forked
             pid, endpoint = instance._engines.active.process.pid, first.endpoint
             whole = await ask(endpoint, **GREEDY)
-            streaming = asyncio.ensure_future(ask(endpoint, **GREEDY))
-            await bounded.until(lambda: instance.report().running.context_tokens > 2)
+            streaming = await begun(endpoint, **GREEDY)
             await first.leave()
         async with Agent(settings(after), processes()) as second:
             engine = second.instances["node/0"]._engines.active
