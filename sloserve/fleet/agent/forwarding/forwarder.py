@@ -29,9 +29,9 @@ from sloserve.fleet.agent.forwarding.forwarder_job import ForwarderJob
 from sloserve.fleet.agent.forwarding.messages import (
     Abort,
     Ask,
+    ForwardedRequest,
     ForwardEnded,
     Go,
-    HeldRequest,
     Hello,
     RefuseAsk,
     Retire,
@@ -172,9 +172,9 @@ class AgentLink:
         for ask, _ in self._asked.values():
             self._write(ask)
 
-    def _held(self, number: int, go: Go, now_s: float) -> HeldRequest:
+    def _held(self, number: int, go: Go, now_s: float) -> ForwardedRequest:
         request, instance = self._requests[number]
-        return HeldRequest(
+        return ForwardedRequest(
             number,
             instance,
             request.model,

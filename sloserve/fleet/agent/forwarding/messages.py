@@ -11,7 +11,7 @@ import msgspec
 from sloserve.fleet.contract.endpoint import Refusal
 
 
-class HeldRequest(msgspec.Struct, array_like=True):
+class ForwardedRequest(msgspec.Struct, array_like=True):
     """A request that was taken by the agent before this one.
 
     Args:
@@ -50,7 +50,7 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     """
 
     pid: int
-    requests: list[HeldRequest]
+    requests: list[ForwardedRequest]
 
 
 class Ask(msgspec.Struct, tag=True, array_like=True):
