@@ -134,6 +134,7 @@ def agent(
         is_again = await run_agent(fleet, owned, place, processes, stopping, read, lease_s=lease_s)
         if watching is not None:
             watching.cancel()
+        hold_signals()  # one that comes from here on is for the next image
         if is_again and stopping.is_set:  # asked to stop after the engines were left to the next agent
             end_processes(place, owned)
         return is_again and not stopping.is_set

@@ -239,7 +239,7 @@ class Agent:
 
     def ends(self) -> None:
         """Have engines end with this agent, whatever fault it meets from now."""
-        self._ends = True
+        self._ends, self._leaves = True, False
 
     async def leave(self) -> None:
         """Have engines and streams go on when this agent ends, which it may as soon as no switch is on its way."""

@@ -87,11 +87,6 @@ class HostProcesses(Protocol):
         """
         ...
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether all processes have ended without an order."""
-        ...
-
     async def lost(self) -> None:
         """Wait until all processes have ended without an order: then the agent has to end, too."""
         ...

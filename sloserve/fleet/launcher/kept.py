@@ -52,8 +52,9 @@ _CONNECTED_S: Final = 10.0
 _START_S: Final = 60.0
 """Longest start of the process, in seconds."""
 _ANSWER_S: Final = 120.0
-"""Seconds for an order, which may wait until a process has imported vLLM, and twice as long for that."""
+"""Seconds for an order to be carried out."""
 _IMPORT_S: Final = 960.0
+"""The same for the start of an engine, which may wait until a process has imported vLLM."""
 _END_S: Final = 20.0
 _GONE_S: Final = 5.0
 """Seconds within which a process that is killed is gone."""
@@ -183,10 +184,6 @@ class KeptProcesses:
         """Have a process ended at once."""
         self._send(Kill(pid))
 
-    @property
-    def is_lost(self) -> bool:
-        return self._lost.is_set()
-
     async def lost(self) -> None:
         await self._lost.wait()
 
@@ -217,7 +214,7 @@ class KeptProcesses:
         try:
             reader, writer = await asyncio.open_unix_connection(str(folder / AGENT_SOCKET))
         except OSError:
-            await self._end_other()  # it may run without its folder, which a tidy hand has removed
+            await self._end_other()  # it may run without its folder, which something else has removed
             return None
         try:
             async with asyncio.timeout(_CONNECTED_S):

@@ -62,7 +62,6 @@ class OwnProcesses:
 
     engines: Sequence[FoundEngine] = ()
     forwarders: Sequence[ForwarderChild] = ()
-    is_lost = False
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher

@@ -59,16 +59,14 @@ logger = logging.getLogger(__name__)
 
 _FIRST_S: Final = 30.0
 """Seconds within which the agent that started this process connects."""
+_CLOSED_S: Final = 1.0
+"""Seconds in which the connection to an agent is closed at the end."""
 
 
 class _Child(Protocol):
     async def wait(self) -> int: ...
 
     def kill(self) -> None: ...
-
-
-_CLOSED_S: Final = 1.0
-"""Seconds in which the connection to an agent is closed at the end."""
 
 
 @dataclass(slots=True, eq=False)

@@ -139,5 +139,6 @@ to_parent: Final = msgspec.msgpack.Decoder(ToParent)
 from_parent: Final = msgspec.msgpack.Decoder(FromParent)
 
 FOLLOWS_S: Final = 30.0
+"""Seconds that the agent after one that ends in order has at least."""
 AGENT_SOCKET: Final = "parent"
 """Name of the unix socket, in the folder of sockets, on which the process listens to its agent."""

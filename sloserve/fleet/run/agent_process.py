@@ -79,26 +79,28 @@ async def run_agent(
                 beside = [asyncio.create_task(sharing), *refreshing(certificates)]
                 if host.serves is not None:  # its model is there, whatever a plan says
                     beside += [asyncio.create_task(_attached(endpoint, host.serves)) for endpoint in endpoints]
-                leaves = False
-                # The first ones count if several come together.
-                ends = (stopping.wait, fence.must_end.wait, fence.lost.wait, processes.lost)
+                leaves, is_again = False, False
+                # The first ones count if several come together: an agent that is to stop does not restart.
+                ends = (stopping.wait, fence.must_end.wait, fence.lost.wait)
                 try:
-                    leaves = await _first(*ends, partial(_hung_up, hang_ups, check)) == len(ends)
-                    if leaves:
-                        leaves = await _first(*ends, agent.leave) == len(ends)
+                    came = await _first(*ends, processes.lost, partial(_hung_up, hang_ups, check))
+                    if came > len(ends):
+                        came = await _first(*ends, processes.lost, agent.leave)
+                    # Engines that have ended with their parent process are started by the next image.
+                    leaves, is_again = came > len(ends), came >= len(ends)
                     if not leaves:
                         agent.ends()
                 finally:
                     await cancelled([looking, *beside])
                     await following.stop()
                     if fence.lost.is_set():
+                        agent.ends()  # another agent has the host, and its devices
                         await pulling.stop(0.0)  # its requests have gone back already: their results would not count
                     elif leaves:
                         await pulling.stop(STOP_S)
                     else:
                         await _drained(agent, pulling, stopping)
-                # Engines that have ended with their parent process are started by the next image.
-                return leaves or processes.is_lost
+                return is_again and not fence.lost.is_set()
     finally:
         store.close()
 

@@ -318,6 +318,19 @@ def test_streams_of_a_model_that_is_removed_come_to_their_end(tmp_path: Path) ->
     run(test())
 
 
+def test_an_agent_that_is_to_stop_ends_its_engines_although_it_was_about_to_leave_them(tmp_path: Path) -> None:
+    async def test() -> None:
+        host = Host(tmp_path)
+        async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
+            await switched(first, "chat")
+            parent = host.parent
+            await first.leave()
+            first.ends()
+        await ended(host, parent)
+
+    run(test())
+
+
 def test_engines_outlive_a_fault_of_their_agent(tmp_path: Path) -> None:
     async def test() -> None:
         host = Host(tmp_path)

@@ -223,3 +223,29 @@ def test_engines_outlive_the_whole_fleet_and_end_with_it_in_order(
     second.process.terminate()
     assert second.process.wait(60) == 0
     assert not any(psutil.pid_exists(pid) for pid in engines) and not (state / "processes-n.json").exists()
+
+
+@pytest.mark.slow
+def test_an_agent_restarts_itself_when_the_parent_of_its_engines_has_died(
+    tmp_path: Path, start: Callable[..., _Started]
+) -> None:
+    """A service manager takes an agent that ends with status 0 for one that was to end."""
+    file, state = tmp_path / "fleet.yaml", tmp_path / "fleet.state"
+    file.write_text(FLEET.format(store=f"sqlite:{tmp_path}/fleet.db"))
+    agent = start("agent", file)
+    note = state / "processes-n.json"
+    with bounded.within("the note of the first parent"):
+        while not note.exists():
+            time.sleep(0.05)
+    first = json.loads(note.read_text())["pid"]
+    psutil.Process(first).kill()
+    with bounded.within("the note of the next parent"):
+        while not note.exists() or json.loads(note.read_text())["pid"] == first:
+            assert agent.process.poll() is None, agent.said
+            time.sleep(0.05)
+    assert "the parent process of engines has ended, and its engines with it" in agent.said
+    agent.process.terminate()
+    assert agent.process.wait(60) == 0
+    with bounded.within("the end of the next parent"):
+        while note.exists():
+            time.sleep(0.05)

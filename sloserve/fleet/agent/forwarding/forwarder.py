@@ -29,11 +29,11 @@ from sloserve.fleet.agent.forwarding.forwarder_job import ForwarderJob
 from sloserve.fleet.agent.forwarding.messages import (
     Abort,
     Ask,
-    ForwardedRequest,
     ForwardEnded,
     Go,
     Hello,
     RefuseAsk,
+    ReportedRequest,
     Retire,
     StreamProgress,
     ToAgent,
@@ -172,9 +172,9 @@ class AgentLink:
         for ask, _ in self._asked.values():
             self._write(ask)
 
-    def _held(self, number: int, go: Go, now_s: float) -> ForwardedRequest:
+    def _held(self, number: int, go: Go, now_s: float) -> ReportedRequest:
         request, instance = self._requests[number]
-        return ForwardedRequest(
+        return ReportedRequest(
             number,
             instance,
             request.model,

@@ -15,11 +15,11 @@ from sloserve.fleet.agent.forwarding.forwarder_job import ForwarderJob
 from sloserve.fleet.agent.forwarding.messages import (
     Abort,
     Ask,
-    ForwardedRequest,
     ForwardEnded,
     Go,
     Hello,
     RefuseAsk,
+    ReportedRequest,
     Retire,
     StreamProgress,
     ToForwarder,
@@ -162,7 +162,7 @@ class ForwarderLink:
         request.answer = self._responses[ask.id] = ForwardedResponse(ask.id, self, taken)
         return Go(ask.id, str(taken.client.socket), taken.client.at, taken.client.key)
 
-    def _resume(self, held: ForwardedRequest) -> None:
+    def _resume(self, held: ReportedRequest) -> None:
         """Count a request of an engine that is still there; end one of an engine that the agent has not."""
         request = InFlightRequest(held.model, False, held.prompt_tokens, held.max_tokens, held.streams)
         instance = self._instances.get(held.instance)

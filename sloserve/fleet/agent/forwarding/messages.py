@@ -11,7 +11,7 @@ import msgspec
 from sloserve.fleet.contract.endpoint import Refusal
 
 
-class ForwardedRequest(msgspec.Struct, array_like=True):
+class ReportedRequest(msgspec.Struct, array_like=True):
     """A request that was taken by the agent before this one.
 
     Args:
@@ -50,7 +50,7 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     """
 
     pid: int
-    requests: list[ForwardedRequest]
+    requests: list[ReportedRequest]
 
 
 class Ask(msgspec.Struct, tag=True, array_like=True):
