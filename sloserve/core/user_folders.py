@@ -8,8 +8,12 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from sloserve.core.errors import ConfigError
+
+_MOST_FOLDER_BYTES: Final = 107 - 32
+"""Longest path of a folder of unix sockets: a socket's path has at most 107 bytes, of which its name takes up to 32."""
 
 
 def home() -> Path | None:
@@ -48,6 +52,28 @@ def user_folder(variable: str, below_home: str) -> Path:
                     f"{variable} {named}: cannot be written: {error.strerror}; name a folder that can be written"
                 ) from None
     return _temporary(variable)
+
+
+def socket_folder() -> Path:
+    """Make a folder of unix sockets that this user alone may enter.
+
+    It stands in the folder that XDG_RUNTIME_DIR names, or in a temporary folder where that path is too long for the
+    path of a socket.
+
+    Raises:
+        ConfigError: None of these folders can be written.
+    """
+    why = []
+    for parent in dict.fromkeys((os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), "/tmp")):
+        size = len(os.fsencode(parent)) + len("/slo-12345678")
+        if size > _MOST_FOLDER_BYTES:
+            why.append(f"{parent} is too long by {size - _MOST_FOLDER_BYTES} bytes for the path of a socket")
+            continue
+        try:
+            return Path(tempfile.mkdtemp(prefix="slo-", dir=parent))  # mode 0700
+        except OSError as error:
+            why.append(f"{parent} cannot be written: {error.strerror}")
+    raise ConfigError(f"no folder for sockets: {'; '.join(why)}; set XDG_RUNTIME_DIR to a short folder of this user")
 
 
 def _temporary(variable: str) -> Path:

@@ -1,6 +1,9 @@
 """Folders of a user who has a home, none, or one that may not be written."""
 
+import errno
 import os
+import shutil
+import socket
 import tempfile
 from pathlib import Path
 from typing import NoReturn
@@ -9,7 +12,7 @@ import pytest
 
 from sloserve.core import user_folders
 from sloserve.core.errors import ConfigError
-from sloserve.core.user_folders import home, user_folder
+from sloserve.core.user_folders import home, socket_folder, user_folder
 
 VARIABLE = "XDG_CACHE_HOME"
 
@@ -89,3 +92,33 @@ def test_a_temporary_folder_of_another_user_is_refused(temporary: Path, monkeypa
     monkeypatch.setattr(user_folders.os, "getuid", lambda: other)
     with pytest.raises(ConfigError, match="may be written by others"):
         user_folder(VARIABLE, ".cache")
+
+
+def test_sockets_fit_into_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path of a socket has at most 107 bytes, which a runtime folder or a temporary folder may exceed."""
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    for variable, folder in (("XDG_RUNTIME_DIR", str(deep)), ("XDG_RUNTIME_DIR", "")):
+        monkeypatch.setenv(variable, folder)
+        monkeypatch.setattr(tempfile, "gettempdir", lambda: str(deep))
+        made = socket_folder()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(made / ("s" * 31)))
+        assert made.stat().st_mode & 0o777 == 0o700
+        shutil.rmtree(made)
+
+
+def test_a_short_runtime_folder_holds_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        assert socket_folder().parent == Path(short)
+
+
+def test_without_a_folder_for_sockets_the_error_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(**_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", denied)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/d" * 40)
+    with pytest.raises(ConfigError, match=r"too long by 18 bytes.*/tmp cannot be written: Permission denied; set XDG"):
+        socket_folder()

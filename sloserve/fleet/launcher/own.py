@@ -5,11 +5,11 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from sloserve.core.user_folders import socket_folder
 from sloserve.fleet.agent.engine_spec import EngineProcess, EngineSpec, Launcher
 from sloserve.fleet.agent.host_processes import ForwarderProcess, FoundEngine
 from sloserve.fleet.agent.listening import address_of, listening_on
@@ -69,7 +69,7 @@ class OwnProcesses:
         self._listening: socket.socket | None = None
 
     async def begin(self) -> Path:
-        self._folder = run_folder()
+        self._folder = socket_folder()
         return self._folder
 
     async def launch(self, spec: EngineSpec) -> EngineProcess:
@@ -102,8 +102,3 @@ class OwnProcesses:
     async def leave(self) -> None:
         """End all processes, since none outlives this one."""
         await self.close()
-
-
-def run_folder() -> Path:
-    """Make a folder of sockets, for this user alone: its path is short, since a socket's has at most 107 bytes."""
-    return Path(tempfile.mkdtemp(prefix="slo-", dir=os.environ.get("XDG_RUNTIME_DIR")))  # 0700

@@ -25,12 +25,13 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from sloserve.core import json_log
+from sloserve.core.user_folders import socket_folder
 from sloserve.fleet.agent.engine_spec import EngineProcess, EngineSpec, Launcher
 from sloserve.fleet.agent.listening import address_of, listening_on
 from sloserve.fleet.framing import encoded, next_message
 from sloserve.fleet.launcher.by_code import LaunchersByCode
 from sloserve.fleet.launcher.forking import ForkingLauncher
-from sloserve.fleet.launcher.own import ForwarderChild, run_folder, start_forwarder
+from sloserve.fleet.launcher.own import ForwarderChild, start_forwarder
 from sloserve.fleet.launcher.parent_messages import (
     AGENT_SOCKET,
     FOLLOWS_S,
@@ -231,7 +232,7 @@ class Parent:
 
 async def serve(job: ParentJob, ready: Callable[[Path], None]) -> None:
     """Serve until all processes have to end."""
-    parent, folder = Parent(job.alone_s, LaunchersByCode(lambda: _launcher(job))), run_folder()
+    parent, folder = Parent(job.alone_s, LaunchersByCode(lambda: _launcher(job))), socket_folder()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, parent.must_end.set)

@@ -6,14 +6,13 @@ A child dies with this process, however it ends; a child that dies is started ag
 import asyncio
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 from sloserve.core.errors import StoreError
 from sloserve.core.file_lock import OwnLock
+from sloserve.core.user_folders import socket_folder
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.planning_task import LEASE_S
 from sloserve.fleet.pool.pool import Pool
@@ -62,7 +61,7 @@ async def run_fleet(
     store = open_store(place.store)
     if fleet.pool.ray is not None and place.endpoint_key is None:  # agents that Ray starts get it from here
         place = with_own_key(place)
-    run_folder = Path(tempfile.mkdtemp(prefix="slo-"))  # 0700; short, since a socket's path has at most 107 bytes
+    run_folder = socket_folder()
     try:
         place.logs.mkdir(exist_ok=True)
         in_force = FileInForce(fleet, folder=place.folder)

@@ -184,7 +184,7 @@ def started(folder: Path, tenants: int, *, on_postgres: bool, step_s: float) -> 
     fleet = LiveFleet(folder, tenants, server, step_s)
     try:
         fleet.start()
-        with bounded.within("two engines"):
+        with bounded.within("two engines", 120.0):
             while len(fleet.all_engines()) < len(HOSTS):
                 fleet.keep()
                 time.sleep(0.2)
