@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sloserve.core.outcome import Outcome
+from sloserve.core.promises import Promised
 from sloserve.core.slo import SLO, Targets
 
 TOLERANCE_S = 1e-6
@@ -54,6 +55,8 @@ class FinishedRequest(ABC):
     """The outcome of one request. Each figure is computed once."""
 
     outcome: Outcome
+    promised: Promised | None
+    """The promise that was given at admission; ``None`` for none."""
 
     @property
     @abstractmethod
@@ -74,6 +77,15 @@ class FinishedRequest(ABC):
     def met(self) -> dict[str, bool]:
         """Whether each target of the request was met, by its name: ``ttft``, ``tpot``, ``e2e`` or ``tds``."""
         return targets_met(self.asked.targets, self.latency)
+
+    @property
+    def promise(self) -> str | None:
+        """What has come of its promise, one of :data:`~sloserve.core.promises.PROMISES_KEPT`; ``None`` without one."""
+        if self.promised is None:
+            return None
+        if self.outcome is Outcome.ABORTED:
+            return "withdrawn"
+        return "kept" if self.good else "broken"
 
     @cached_property
     def good(self) -> bool | None:

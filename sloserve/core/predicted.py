@@ -1,44 +1,54 @@
-"""The latency that is predicted at admission of a request: medians, and bounds that nine in ten requests keep."""
+"""The latency that is predicted at admission of a request: its median, 0.9-quantile and 0.99-quantile."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
-MEDIAN, P90 = 0.5, 0.9
+MEDIAN, P90, P99 = 0.5, 0.9, 0.99
+LEVELS: Final = (MEDIAN, P90, P99)
+"""Levels of the quantiles that are predicted for every request, ascending."""
+PREDICTED: Final = ("ttft", "tpot", "e2e")
+"""Names of the figures that are predicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Quantiles in seconds from the arrival at our front end."""
+    """Quantiles of one figure in seconds, ascending; TTFT and e2e count from the arrival at our front end."""
 
     median_s: float
     p90_s: float
+    p99_s: float
+
+    @property
+    def each(self) -> tuple[float, float, float]:
+        """The quantiles in the order of :data:`LEVELS`."""
+        return self.median_s, self.p90_s, self.p99_s
 
     def kept(self, actual_s: float) -> dict[float, bool]:
-        """Return by level, 0.5 and 0.9, whether the request took no longer than predicted."""
-        return {MEDIAN: actual_s <= self.median_s, P90: actual_s <= self.p90_s}
+        """Return by level whether the request took no longer than predicted."""
+        return {level: actual_s <= limit_s for level, limit_s in zip(LEVELS, self.each, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """One request's prediction; ``None`` for a figure of which too little was observed."""
+    """One request's prediction; ``None`` for a figure of which too little was observed.
+
+    Args:
+        ttft: Seconds from the arrival to the first token.
+        e2e: Seconds from the arrival to the last token.
+        tpot: Mean seconds per output token after the first.
+    """
 
     ttft: Quantiles | None
     e2e: Quantiles | None
+    tpot: Quantiles | None = None
 
-    def kept(self, *, ttft_s: float, e2e_s: float) -> dict[tuple[str, float], bool]:
-        """Return whether a request took no longer than predicted, by figure, ``ttft`` or ``e2e``, and level.
-
-        Args:
-            ttft_s: Measured seconds from the arrival to the first token.
-            e2e_s: Measured seconds from the arrival to the last token.
-        """
-        every = (("ttft", self.ttft, ttft_s), ("e2e", self.e2e, e2e_s))
-        return {
-            (name, level): kept
-            for name, quantiles, actual_s in every
-            if quantiles is not None
-            for level, kept in quantiles.kept(actual_s).items()
-        }
+    def figures(self) -> Iterator[tuple[str, Quantiles]]:
+        """Yield the name and the quantiles of each figure of :data:`PREDICTED` that is known."""
+        for name in PREDICTED:
+            found: Quantiles | None = getattr(self, name)
+            if found is not None:
+                yield name, found
 
 
 def worst(predictions: Iterable[Predicted]) -> Predicted:
@@ -46,11 +56,9 @@ def worst(predictions: Iterable[Predicted]) -> Predicted:
     each = list(predictions)
     if len(each) == 1:
         return each[0]
-    return Predicted(_worst(p.ttft for p in each), _worst(p.e2e for p in each))
+    return Predicted(*(_worst(getattr(one, name) for one in each) for name in ("ttft", "e2e", "tpot")))
 
 
 def _worst(quantiles: Iterable[Quantiles | None]) -> Quantiles | None:
-    known = [q for q in quantiles if q is not None]
-    if not known:
-        return None
-    return Quantiles(max(q.median_s for q in known), max(q.p90_s for q in known))
+    known = [found.each for found in quantiles if found is not None]
+    return Quantiles(*(max(at) for at in zip(*known, strict=True))) if known else None

@@ -13,6 +13,7 @@ from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.finished import FinishedRequest, Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
+from sloserve.core.promises import Promised
 from sloserve.core.qoe import expectation, qoe
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import SLO
@@ -52,6 +53,7 @@ class RequestLog(FinishedRequest):
         num_swaps: How often KV of the request was copied to the host and back.
         cached_tokens: Tokens of the prompt that the prefix cache had when the request was first admitted.
         predicted: The latency that was predicted at admission.
+        promised: The promise that was given at admission; ``None`` for none.
         stages: Seconds in each stage; ``None`` if the request was not completed, or where stages are not known, as on a
             client's side.
     """
@@ -65,6 +67,7 @@ class RequestLog(FinishedRequest):
     stages: StageTimes | None = None
     num_swaps: int = 0
     cached_tokens: int = 0
+    promised: Promised | None = None
 
     @property
     def asked(self) -> SLO:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sloserve.core.finished import FinishedRequest, Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
+from sloserve.core.promises import Promised
 from sloserve.core.slo import SLO
 
 
@@ -47,6 +48,7 @@ class ServedRequest(FinishedRequest):
             not known.
         preemptions: Number of preemptions by the policy and by vLLM.
         predicted: The latency that was predicted at admission.
+        promised: The promise that was given at admission; ``None`` for none.
     """
 
     slo: SLO
@@ -60,6 +62,7 @@ class ServedRequest(FinishedRequest):
     preemptions: int = 0
     interruptions: Interruptions = Interruptions()
     predicted: Predicted | None = None
+    promised: Promised | None = None
 
     @property
     def asked(self) -> SLO:

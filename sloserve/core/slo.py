@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.promises import PromiseWish
 
 MAX_TARGET_S = 7 * 24 * 3600.0
 """Longest duration a target may ask for: a week. Longer ones are typing errors (milliseconds for seconds)."""
@@ -119,24 +120,36 @@ class SLOClass:
     Args:
         rank: Rank of the class; a lower rank is more urgent.
         aged_after_s: Seconds of waiting after which the adapter's ageing guard counts a request as aged.
+        promise: Promise that requests of the class ask for unless they state otherwise; ``None`` for no promise.
     """
 
     name: str
     rank: int
     targets: Targets = field(default_factory=Targets)
     aged_after_s: float = 60.0
+    promise: PromiseWish | None = None
 
     def as_config(self) -> dict[str, Any]:
         """Return the plain values of one entry of the setting ``classes``."""
-        return {"rank": self.rank, "aged_after_s": self.aged_after_s, **self.targets.as_config()}
+        asked = {} if self.promise is None else {"promise": self.promise.level}
+        if self.promise is not None and self.promise.falls_back:
+            asked["promise_fallback"] = True
+        return {"rank": self.rank, "aged_after_s": self.aged_after_s, **self.targets.as_config(), **asked}
 
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """What one request asks for: its class, and its targets after the class's defaults were filled in."""
+    """What one request asks for.
+
+    Args:
+        slo_class: Class of the request.
+        targets: Targets of the request after the class's defaults were filled in.
+        promise: Promise that it asks for, if it has targets; ``None`` for none.
+    """
 
     slo_class: SLOClass
     targets: Targets
+    promise: PromiseWish | None = None
 
 
 class ClassTable:
@@ -178,15 +191,16 @@ class ClassTable:
         """
         return self._classes[name]
 
-    def slo(self, name: str | None, targets: Targets) -> SLO:
+    def slo(self, name: str | None, targets: Targets, promise: PromiseWish | None = None) -> SLO:
         """Return the SLO of a request that states ``targets`` of its own.
 
         Args:
             name: Name of the request's class; ``None`` for the default class.
             targets: The targets that the request states; the class supplies the others.
+            promise: The promise that the request asks for; ``None`` for the promise of its class.
         """
         slo_class = self.default if name is None else self._classes[name]
-        return SLO(slo_class, targets.over(slo_class.targets))
+        return SLO(slo_class, targets.over(slo_class.targets), promise or slo_class.promise)
 
     def as_config(self) -> dict[str, Any]:
         """Return plain values, as the settings ``classes`` and ``default_class`` have them; they travel as JSON.

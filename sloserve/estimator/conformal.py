@@ -1,15 +1,15 @@
 """Quantiles around a point prediction, calibrated on line by the outcomes of earlier predictions.
 
 A score is actual over predicted. A quantile is the prediction times a quantile of the latest scores, and the level at
-which that one is taken follows the misses: it rises when more outcomes than allowed lie above what was promised, and
+which that one is taken follows the misses: it rises when more outcomes than allowed lie above the quantile, and
 falls when fewer do. So the coverage comes out right in the long run for any sequence of scores, also one that drifts,
-and after a change of regime within about ``WINDOW`` outcomes. What is judged is what was promised when the prediction
-was made. Outcomes may come late and in any order; long ones come last, so a promise that has run out counts as broken
-when it does (:meth:`ConformalQuantiles.ran_out`), not when the outcome is known.
+and after a change of regime within about ``WINDOW`` outcomes. What is judged is the quantile that was given when the
+prediction was made. Outcomes may come late and in any order; long ones come last, so a quantile that has passed counts
+as missed when it does (:meth:`ConformalQuantiles.ran_out`), not when the outcome is known.
 
 Source: Gibbs and Candes, "Adaptive conformal inference under distribution shift" (NeurIPS 2021), eq. 2. Differs: one
 sided, over a window of scores that are ratios; a level that has run past the window's largest score goes on above it,
-where theirs promises infinity; and the largest score counts as the second largest does, so that one outlier, however
+where theirs is infinite; and the largest score counts as the second largest does, so that one outlier, however
 far off, moves no quantile beyond the other scores. A second one is news, and is believed.
 
 Memory is bounded by the window; an outcome costs two binary searches in it. Deterministic, no clock.
@@ -38,7 +38,7 @@ _LEAST = 1e-9
 
 
 @dataclass(slots=True, eq=False)
-class Promise:
+class Prediction:
     """One prediction with its quantiles; the quantile of a higher level is never below one of a lower level.
 
     Args:
@@ -74,12 +74,12 @@ class ConformalQuantiles:
         self._judged: dict[float, deque[bool]] = {level: deque(maxlen=window) for level in self._at}
 
     def set_levels(self, levels: Sequence[float]) -> None:
-        """Give the quantiles of ``levels`` to later promises; a level that was known keeps what was learnt of it."""
+        """Give the quantiles of ``levels`` to later predictions; a level that was known keeps what was learnt of it."""
         self._at = {level: self._at.get(level, level) for level in sorted(levels)}
         size = self._latest.maxlen
         self._judged = {level: self._judged.get(level, deque(maxlen=size)) for level in self._at}
 
-    def promise(self, predicted: float, at_least: Mapping[float, float] | None = None) -> Promise:
+    def predict(self, predicted: float, at_least: Mapping[float, float] | None = None) -> Prediction:
         """Return what the actual value stays at or below with the probability of each level.
 
         Args:
@@ -88,38 +88,38 @@ class ConformalQuantiles:
                 them; ``None`` for no such bound.
         """
         if len(self._sorted) < MIN_SCORES:
-            return Promise(predicted, None)
+            return Prediction(predicted, None)
         found, least = {}, 0.0
         for level, at in self._at.items():
             bound = 0.0 if at_least is None else at_least[level]
             least = found[level] = max(self._factor(at) * predicted, least, bound)
-        return Promise(predicted, found)
+        return Prediction(predicted, found)
 
-    def ran_out(self, promise: Promise, level: float) -> None:
-        """Record that the actual value will lie above the promise at ``level``.
+    def ran_out(self, prediction: Prediction, level: float) -> None:
+        """Record that the actual value will lie above the quantile at ``level``.
 
         The outcome will say so again; it counts once.
         """
-        if level in self._at and not promise.over and level not in promise.broken:
-            promise.broken.add(level)
+        if level in self._at and not prediction.over and level not in prediction.broken:
+            prediction.broken.add(level)
             self._judge(level, kept=False)
 
-    def observe(self, promise: Promise, actual: float) -> None:
+    def observe(self, prediction: Prediction, actual: float) -> None:
         """Record the actual value of a prediction."""
-        for level, limit in (promise.quantiles or {}).items():
+        for level, limit in (prediction.quantiles or {}).items():
             if actual > limit:
-                self.ran_out(promise, level)
-            elif level in self._at and level not in promise.broken:
+                self.ran_out(prediction, level)
+            elif level in self._at and level not in prediction.broken:
                 self._judge(level, kept=True)
-        promise.over = True
-        score = max(actual, _LEAST) / max(promise.predicted, _LEAST)
+        prediction.over = True
+        score = max(actual, _LEAST) / max(prediction.predicted, _LEAST)
         if len(self._latest) == self._latest.maxlen:
             del self._sorted[bisect_left(self._sorted, self._latest[0])]
         self._latest.append(score)
         insort(self._sorted, score)
 
     def coverage(self, level: float) -> float | None:
-        """Return the share of the latest promises at ``level`` that were kept, or ``None`` before one was judged."""
+        """Return the share of the latest outcomes within their quantiles of ``level``; ``None`` before the first."""
         judged = self._judged[level]
         return sum(judged) / len(judged) if judged else None
 

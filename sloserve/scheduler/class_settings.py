@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from sloserve.core.files.json_schema import Written
 from sloserve.core.files.model import NOT_TINY, Allowed, Problem, check_model, unknown
+from sloserve.core.promises import LEAST_LEVEL, MOST_LEVEL, PromiseWish
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, ClassTable, SLOClass, Targets
 
 MAX_RANK = 1000
@@ -42,11 +43,17 @@ class ClassSettings(BaseModel):
         Annotated[float, Field(strict=True, gt=0.0, le=MAX_TDS), NOT_TINY] | None,
         Allowed(f"a number of tokens per second above 0, up to {MAX_TDS:.0f}"),
     ] = None
+    promise: Annotated[
+        Annotated[float, Field(strict=True, ge=LEAST_LEVEL, le=MOST_LEVEL)] | None,
+        Allowed(f"a probability from {LEAST_LEVEL:g} to {MOST_LEVEL:g}"),
+    ] = None
+    promise_fallback: Annotated[bool, Field(strict=True)] = False
 
     def slo_class(self, name: str) -> SLOClass:
         """Return the class that these settings describe."""
         ttft_s, tpot_s, e2e_s = (None if x is None else x / 1e3 for x in (self.ttft_ms, self.tpot_ms, self.e2e_ms))
-        return SLOClass(name, self.rank, Targets(ttft_s, tpot_s, e2e_s, self.tds), self.aged_after_s)
+        promise = None if self.promise is None else PromiseWish(self.promise, self.promise_fallback)
+        return SLOClass(name, self.rank, Targets(ttft_s, tpot_s, e2e_s, self.tds), self.aged_after_s, promise)
 
 
 class BuiltInClass(ClassSettings):

@@ -24,6 +24,8 @@ NESTED = {
     "tds": "slo_tds",
     "class": "slo_class",
     "output_tokens": "slo_output_tokens",
+    "promise": "slo_promise",
+    "promise_fallback": "slo_promise_fallback",
     "task_id": "slo_task_id",
     "task_e2e_ms": "slo_task_e2e_ms",
     "task_deadline": "slo_task_deadline",

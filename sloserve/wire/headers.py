@@ -24,6 +24,8 @@ FIELDS = {
     "x-slo-tds": "slo_tds",
     "x-slo-class": "slo_class",
     "x-slo-output-tokens": "slo_output_tokens",
+    "x-slo-promise": "slo_promise",
+    "x-slo-promise-fallback": "slo_promise_fallback",
     "x-slo-task-id": "slo_task_id",
     "x-slo-task-e2e-ms": "slo_task_e2e_ms",
     "x-slo-task-deadline": "slo_task_deadline",
@@ -80,8 +82,14 @@ LLM_D_DROPPED_REASON = "x-llm-d-request-dropped-reason"
 
 PREDICTED_TTFT = "x-slo-predicted-ttft-ms"
 PREDICTED_E2E = "x-slo-predicted-e2e-ms"
+PREDICTED_TPOT = "x-slo-predicted-tpot-ms"
 PREDICTED_TASK = "x-slo-predicted-task-ms"
-ANSWERS = frozenset({DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E, PREDICTED_TASK})
+PROMISED = "x-slo-promised"
+"""Header of a response: what was promised, or why no promise was given, see :func:`promise_header`."""
+QUEUE_POSITION = "x-slo-queue-position"
+ANSWERS = frozenset(
+    {DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E, PREDICTED_TPOT, PREDICTED_TASK, PROMISED, QUEUE_POSITION}
+)
 """Names of our headers that stand in responses; a proxy that copies them into a request gets no error."""
 
 RATE_LIMITS = tuple(
@@ -331,23 +339,33 @@ def _seconds(text: str) -> float:
 def predictions(predicted: Iterable[Predicted], task: Quantiles | None = None) -> list[tuple[str, str]]:
     """Return the headers that report the predictions for one HTTP request's calls of the engine: the worst of them.
 
-    A value is a structured field (RFC 8941): the median as an integer, the 0.9-quantile as its parameter,
-    ``120;p90=480``, in ms.
+    A value is a structured field (RFC 8941): the median, with the other quantiles as its parameters,
+    ``120;p90=480;p99=910``, in ms; the time per token has one decimal.
 
     Args:
         predicted: Predictions for calls of the engine.
         task: Prediction for the task of the request, from its first call to its end; ``None`` if there is none.
     """
     shown = worst(predicted)
+    figures = (
+        (PREDICTED_TTFT, shown.ttft, _whole_ms),
+        (PREDICTED_TPOT, shown.tpot, _tenths_of_ms),
+        (PREDICTED_E2E, shown.e2e, _whole_ms),
+        (PREDICTED_TASK, task, _whole_ms),
+    )
     return [
-        (name, f"{_whole_ms(quantiles.median_s)};p90={_whole_ms(quantiles.p90_s)}")
-        for name, quantiles in ((PREDICTED_TTFT, shown.ttft), (PREDICTED_E2E, shown.e2e), (PREDICTED_TASK, task))
-        if quantiles is not None
+        (name, f"{ms(found.median_s)};p90={ms(found.p90_s)};p99={ms(found.p99_s)}")
+        for name, found, ms in figures
+        if found is not None
     ]
 
 
-def _whole_ms(seconds: float) -> int:
-    return max(round(seconds * 1e3), 1)
+def _whole_ms(seconds: float) -> str:
+    return str(max(round(seconds * 1e3), 1))
+
+
+def _tenths_of_ms(seconds: float) -> str:
+    return f"{max(seconds * 1e3, 0.1):.1f}"
 
 
 def label(name: str, raw: bytes) -> str:

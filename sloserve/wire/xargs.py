@@ -4,6 +4,7 @@ The keys are::
 
     slo_ttft_ms, slo_tpot_ms, slo_e2e_ms   milliseconds     slo_tds            tokens per second
     slo_class                              class name       slo_output_tokens  output length, if the client knows it
+    slo_promise                            probability      slo_promise_fallback  true to be served without the promise
 
 and the keys of a task, :data:`TASK_KEYS`.
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 from sloserve.core import numbers
 from sloserve.core.errors import InvalidRequest
+from sloserve.core.promises import LEAST_LEVEL, MOST_LEVEL, PromiseWish
 from sloserve.core.slo import MAX_TARGET_S, MAX_TDS, SLO, ClassTable, Targets
 from sloserve.core.tasks import MOST_CALLS, TaskCall
 
@@ -33,8 +35,10 @@ TASK_ID, TASK_E2E_MS, TASK_DEADLINE, TASK_CALLS, TASK_LAST = TASK_KEYS = (
     "slo_task_last",
 )
 """Keys that state the task of a request, see :mod:`sloserve.wire.tasks`; the front end reads them, and no engine."""
-KEYS = (*TARGET_KEYS, "slo_class", "slo_output_tokens")
+PROMISE, PROMISE_FALLBACK = "slo_promise", "slo_promise_fallback"
+KEYS = (*TARGET_KEYS, "slo_class", "slo_output_tokens", PROMISE, PROMISE_FALLBACK)
 MAX_OUTPUT_TOKENS = 2**31
+_FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 LENGTH_KEY = "sloserve_length"
 """Key that our front end sends to our scheduler, never a client: see :func:`with_internal`."""
 PROGRESS_KEY = "sloserve_progress"
@@ -45,7 +49,9 @@ TENANT_KEY = "sloserve_tenant"
 """Key that our front end sends to our scheduler, never a client: see :func:`with_internal`."""
 CALL_KEY = "sloserve_call"
 """Key that our front end sends to our scheduler, never a client: see :func:`with_internal`."""
-_INTERNAL = frozenset({LENGTH_KEY, PROGRESS_KEY, TENANT_KEY, CALL_KEY})
+PROMISED_KEY = "sloserve_promised"
+"""Key that our front end sends to our scheduler, never a client: see :func:`with_promise`."""
+_INTERNAL = frozenset({LENGTH_KEY, PROGRESS_KEY, TENANT_KEY, CALL_KEY, PROMISED_KEY})
 
 
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
@@ -63,7 +69,7 @@ def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
     if slo_class is not None and (not isinstance(slo_class, str) or slo_class not in classes):
         raise InvalidRequest("slo_class", slo_class, f"one of {', '.join(classes.names)}")
     stated_output_tokens(extra_args)
-    return classes.slo(slo_class, targets)
+    return classes.slo(slo_class, targets, stated_promise(args))
 
 
 def _states_slo(key: Any) -> bool:
@@ -81,6 +87,24 @@ def stated_targets(args: Mapping[str, Any]) -> Targets:
             allowed = f"a number of {unit} above 0 and up to {limit:.0f}"
             targets[name] = _number(key, args[key], numbers.LEAST, limit, allowed) * factor
     return Targets(**targets)
+
+
+def stated_promise(args: Mapping[str, Any]) -> PromiseWish | None:
+    """Return the promise that ``args`` ask for; ``None`` if they ask for none of their own.
+
+    Raises: InvalidRequest.
+    """
+    falls_back = args.get(PROMISE_FALLBACK, False)
+    if isinstance(falls_back, str) and falls_back.lower() in _FLAGS:
+        falls_back = _FLAGS[falls_back.lower()]
+    if falls_back not in (True, False):
+        raise InvalidRequest(PROMISE_FALLBACK, falls_back, "1 or 0")
+    if PROMISE not in args:
+        if PROMISE_FALLBACK in args:
+            raise InvalidRequest(PROMISE_FALLBACK, args[PROMISE_FALLBACK], f"possible without {PROMISE}; state both")
+        return None
+    allowed = f"a probability from {LEAST_LEVEL:g} to {MOST_LEVEL:g}"
+    return PromiseWish(_number(PROMISE, args[PROMISE], LEAST_LEVEL, MOST_LEVEL, allowed), bool(falls_back))
 
 
 def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:
@@ -120,6 +144,16 @@ def with_internal(
 def with_call(extra_args: Mapping[str, Any] | None, call: TaskCall) -> dict[str, Any]:
     """Return ``extra_args`` with the task of a request, as the front end knows it."""
     return {**(extra_args or {}), CALL_KEY: [call.key, call.due_s, call.calls, call.last]}
+
+
+def with_promise(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return ``extra_args`` with the note that the request was promised its targets."""
+    return {**(extra_args or {}), PROMISED_KEY: 1.0}
+
+
+def was_promised(extra_args: Mapping[str, Any] | None) -> bool:
+    """Return whether the front end promised the request its targets."""
+    return (extra_args or {}).get(PROMISED_KEY) == 1.0
 
 
 def internal_keys(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -199,6 +233,10 @@ def to_xargs(slo: SLO, output_tokens: int | None = None) -> dict[str, str | floa
             args[key] = value / factor
     if output_tokens is not None:
         args["slo_output_tokens"] = output_tokens
+    if slo.promise is not None:
+        args[PROMISE] = slo.promise.level
+        if slo.promise.falls_back:
+            args[PROMISE_FALLBACK] = 1
     return args
 
 

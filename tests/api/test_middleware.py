@@ -109,7 +109,7 @@ def test_the_handler_finds_what_the_request_states() -> None:
 class Task:
     """A task in progress, as the front end shows it."""
 
-    predicted = Quantiles(4.2, 9.8)
+    predicted = Quantiles(4.2, 9.8, 9.8)
 
     def report(self) -> dict[str, Any]:
         return {"calls": 2, "elapsed_ms": 812.5, "due_in_ms": -3.0, "tools_ms": 640.0}
@@ -126,7 +126,7 @@ def test_the_task_of_a_request_is_in_its_report_and_headers(lists: int) -> None:
         return JSONResponse({"usage": {}})
 
     answer = call(handler, json={"prompt": "Hi"}, headers={"x-slo-task-id": "a", "x-slo-report": "1"})
-    assert answer.headers["x-slo-predicted-task-ms"] == "4200;p90=9800"
+    assert answer.headers["x-slo-predicted-task-ms"] == "4200;p90=9800;p99=9800"
     wanted = {**TOLD, "task": Task().report()}
     assert answer.json()["slo"] == (wanted if lists == 1 else [wanted] * lists)
 
@@ -234,12 +234,15 @@ def test_predictions_are_told_in_headers(headers: dict[str, str]) -> None:
     async def handler(request: Request) -> Response:
         http = context.current.get()
         assert http is not None
-        http.predicted += [Predicted(Quantiles(0.12, 0.48), Quantiles(1.0, 2.0)), Predicted(Quantiles(0.2, 0.3), None)]
+        http.predicted += [
+            Predicted(Quantiles(0.12, 0.48, 0.48), Quantiles(1.0, 2.0, 2.0)),
+            Predicted(Quantiles(0.2, 0.3, 0.3), None),
+        ]
         return JSONResponse({})
 
     answer = call(handler, headers=headers)
-    assert answer.headers["x-slo-predicted-ttft-ms"] == "200;p90=480"
-    assert answer.headers["x-slo-predicted-e2e-ms"] == "1000;p90=2000"
+    assert answer.headers["x-slo-predicted-ttft-ms"] == "200;p90=480;p99=480"
+    assert answer.headers["x-slo-predicted-e2e-ms"] == "1000;p90=2000;p99=2000"
 
 
 @pytest.mark.parametrize("asks", [{"headers": {"x-slo-report": "1"}}, {"json": {"slo": {"report": True}}}])

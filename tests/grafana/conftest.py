@@ -48,7 +48,7 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     metrics.tasks.task_started(0, "acme")
     metrics.tasks.task_late(0, "acme")
     slo = DEFAULT_CLASSES.slo(None, Targets(ttft_s=1.0))
-    told = Predicted(Quantiles(0.1, 0.2), Quantiles(1.0, 2.0))
+    told = Predicted(Quantiles(0.1, 0.2, 0.2), Quantiles(1.0, 2.0, 2.0))
     latency = Latency(0.1, 0.1, 1.0)
     metrics.record(ServedRequest(slo, Outcome.COMPLETED, "acme", latency, qoe=1.0, output_tokens=10, predicted=told))
     _vllm_metrics(registry)

@@ -61,13 +61,14 @@ def test_tenant_is_a_short_label(tenant: str) -> None:
 
 
 def test_predictions_are_structured_fields_of_the_worst() -> None:
-    a = Predicted(Quantiles(0.1204, 0.48), None)
-    b = Predicted(Quantiles(0.05, 0.5), Quantiles(0.0001, 12.3456))
+    a = Predicted(Quantiles(0.1204, 0.48, 0.9), None)
+    b = Predicted(Quantiles(0.05, 0.5, 0.5), Quantiles(0.0001, 12.3456, 20.0), Quantiles(0.0123, 0.02, 0.0346))
     assert predictions([a, b]) == [
-        ("x-slo-predicted-ttft-ms", "120;p90=500"),
-        ("x-slo-predicted-e2e-ms", "1;p90=12346"),
+        ("x-slo-predicted-ttft-ms", "120;p90=500;p99=900"),
+        ("x-slo-predicted-tpot-ms", "12.3;p90=20.0;p99=34.6"),
+        ("x-slo-predicted-e2e-ms", "1;p90=12346;p99=20000"),
     ]
-    assert predictions([a]) == [("x-slo-predicted-ttft-ms", "120;p90=480")] and predictions([]) == []
+    assert predictions([a]) == [("x-slo-predicted-ttft-ms", "120;p90=480;p99=900")] and predictions([]) == []
 
 
 def test_unknown_headers_are_passed_over_up_to_a_number() -> None:

@@ -13,13 +13,12 @@ from sloserve.core.clock import Clock
 from sloserve.core.finished import Latency
 from sloserve.core.latency_window import LatencyWindow
 from sloserve.core.outcome import Outcome
-from sloserve.core.predicted import MEDIAN, P90, Predicted
+from sloserve.core.predicted import LEVELS, PREDICTED, Predicted
 from sloserve.core.served import ServedRequest
 from sloserve.core.stamps import Ring, latest
 from sloserve.engine.metrics.engine_metrics import PREFIX
-from sloserve.engine.metrics.process_page import COVERAGE_WINDOW, LATENCIES, PREDICTED, Board
+from sloserve.engine.metrics.process_page import COVERAGE_WINDOW, LATENCIES, Board
 
-LEVELS: Final = (MEDIAN, P90)
 OUTCOMES: Final[tuple[Outcome, ...]] = tuple(outcome for outcome in Outcome if outcome is not Outcome.LOST)
 """Outcomes of live requests: only a simulation can lose a request."""
 
@@ -84,6 +83,9 @@ class Families:
         self.predicted_ttft = _histogram(
             "predicted_ttft_seconds", "Median TTFT predicted at admission, of completed requests", TTFT_BUCKETS_S
         )
+        self.predicted_tpot = _histogram(
+            "predicted_tpot_seconds", "Median TPOT predicted at admission, of completed requests", TPOT_BUCKETS_S
+        )
         self.predicted_e2e = _histogram(
             "predicted_e2e_seconds", "Median e2e latency predicted at admission, of completed requests", E2E_BUCKETS_S
         )
@@ -128,7 +130,7 @@ class ClassMetrics:
         self._window = AttainmentWindow(board.ended[class_id])
         self._latest = {figure: LatencyWindow(board.latency[class_id, i]) for i, figure in enumerate(LATENCIES)}
         self._kept = {dim: Ring(board.predicted[class_id, i]) for i, dim in enumerate(PREDICTED)}
-        self._predicted = {"ttft": families.predicted_ttft.labels(name), "e2e": families.predicted_e2e.labels(name)}
+        self._predicted = {figure: getattr(families, f"predicted_{figure}").labels(name) for figure in PREDICTED}
         self._requests = {outcome: families.requests.labels(name, outcome) for outcome in OUTCOMES}
         self._counts = [(families.counts[key].labels(name), count.of) for key, count in COUNTS.items()]
         self._targets = {target: families.targets.labels(name, target) for target in TARGETS}
@@ -163,14 +165,10 @@ class ClassMetrics:
         self._latest[figure].record(latency_s, now_s)
 
     def _judge(self, predicted: Predicted, latency: Latency, now_s: float) -> None:
-        for dim, quantiles, actual_s in (
-            ("ttft", predicted.ttft, latency.ttft_s),
-            ("e2e", predicted.e2e, latency.e2e_s),
-        ):
-            if quantiles is not None:
-                self._predicted[dim].observe(quantiles.median_s)
-                kept = quantiles.kept(actual_s)
-                self._kept[dim].add(_PREDICTED | sum(kept[level] << i for i, level in enumerate(LEVELS)), now_s)
+        for figure, quantiles in predicted.figures():
+            self._predicted[figure].observe(quantiles.median_s)
+            kept = quantiles.kept(getattr(latency, f"{figure}_s"))
+            self._kept[figure].add(_PREDICTED | sum(kept[level] << i for i, level in enumerate(LEVELS)), now_s)
 
 
 _PREDICTED = 1 << len(LEVELS)

@@ -20,13 +20,13 @@ from sloserve.core.arrays import FloatArray
 from sloserve.core.attainment_window import MAX_REQUESTS
 from sloserve.core.clock import Clock
 from sloserve.core.latency_window import MAX_LATENCIES
+from sloserve.core.predicted import PREDICTED
 from sloserve.core.stamps import Stamps
 from sloserve.engine.metrics import load_history
 from sloserve.engine.metrics.page_folder import API, PageFile
 from sloserve.engine.metrics.page_memory import PageMemory, found
 
 _CONTROL: Final = 3
-PREDICTED: Final = ("ttft", "e2e")
 COVERAGE_WINDOW: Final = 256
 LATENCIES: Final = ("ttft", "tpot", "e2e")
 
@@ -46,10 +46,10 @@ class Board:
     the core busy have taken, since when such a call runs, on the host's monotonic clock, 0 for none, and the version of
     the settings that the process follows. ``ended``
     holds stamps of an attainment window by class, ``predicted`` stamps of kept predictions by class and figure of
-    :data:`PREDICTED`, ``latency`` stamps of latency windows by class and figure of :data:`LATENCIES`. ``tenants`` holds
-    keys of tenants with a label, 0 for none yet. ``tenant_ended`` holds stamps of attainment windows: of requests that
-    name no tenant, then of the first of ``tenants``. ``history`` holds samples of the load, see
-    :mod:`sloserve.engine.metrics.load_history`.
+    :data:`~sloserve.core.predicted.PREDICTED`, ``latency`` stamps of latency windows by class and figure of
+    :data:`LATENCIES`. ``tenants`` holds keys of tenants with a label, 0 for none yet. ``tenant_ended`` holds stamps of
+    attainment windows: of requests that name no tenant, then of the first of ``tenants``. ``history`` holds samples of
+    the load, see :mod:`sloserve.engine.metrics.load_history`.
     """
 
     def __init__(self, classes: int, tenants: int, memory: PageMemory | None = None) -> None:

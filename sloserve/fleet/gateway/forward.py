@@ -249,7 +249,7 @@ class Dispatch:
     def _retry_after_s(self) -> int:
         """Return the seconds until a slot should be free and the model be loaded (Retry-After)."""
         now_s, model = self._parts.clock.monotonic_s(), self._request.model
-        place_s = self._parts.admission(model).promise_place(self._request.slo_class, now_s, self._request.tenant.name)
+        place_s = self._parts.admission(model).reserve_place(self._request.slo_class, now_s, self._request.tenant.name)
         ready_s = self._parts.instances.ready_in_s(model, now_s) or 0.0
         return min(max(place_s, int(ready_s) + 1), MAX_RETRY_AFTER_S)
 

@@ -9,7 +9,7 @@ when to retry, if a retry helps. The rules are, in order:
   refused while others of its class wait, with the time at which the queue should be short enough. If none waits, it is
   admitted, whatever was learnt before: otherwise a wrong prediction would keep away the requests that correct it;
 - a class at its cap is full. Places count that are kept for clients that were refused before and asked to retry about
-  now (:mod:`sloserve.scheduler.admission.promises`): a client that has waited comes before one that has not.
+  now (:mod:`sloserve.scheduler.admission.kept_places`): a client that has waited comes before one that has not.
 
 A list of prompts is several requests that begin at once (:class:`Together`): all of them are admitted or none. If no
 other request of the class waits, and no place is kept, a list is admitted however long it is, as one request is.
@@ -165,7 +165,7 @@ class Admission:
                 if waits_for_others:
                     self._refuse_unlikely(new, forecast, queue, self._min_chance, now_s)
             except SLOUnattainable:  # whatever its chance, a client that came for a place does not need it
-                if new.key is not None and queue.has_promised():
+                if new.key is not None and queue.has_kept_places():
                     queue.came(new.key(), now_s)
                 raise
         place = queue.enter(request, now_s)
@@ -188,7 +188,7 @@ class Admission:
         if waiting <= cap - kept or self._backlog.has_share_left(name, queue, cap - kept):
             return
         place.left(now_s)
-        retry_after_s = queue.promise_place(now_s)
+        retry_after_s = queue.reserve_place(now_s)
         others = f", and {kept} places are kept for requests that were refused before" if kept else ""
         raise QueueFull(
             f"queue full: {waiting - size} of {cap} requests of class {name!r} wait{others}; there is no room for a "
@@ -201,7 +201,7 @@ class Admission:
     def _take_place(self, new: ArrivingRequest, queue: Queue, place: WaitingPlace, cap: int, now_s: float) -> None:
         """Take a place for a request, or raise QueueFull if all places are taken or kept for others."""
         name, waiting = new.slo.slo_class.name, self._backlog.waiting_anywhere(new.slo.slo_class.name)
-        promised = queue.has_promised()
+        promised = queue.has_kept_places()
         key = new.key() if new.key is not None and (promised or waiting > cap) else None
         kept = queue.kept(key, cap, now_s) if promised else 0
         if waiting <= cap - kept or self._backlog.has_share_left(name, queue, cap - kept):
@@ -209,7 +209,7 @@ class Admission:
                 queue.came(key, now_s)
             return
         place.left(now_s)
-        retry_after_s = queue.promise_place(now_s, key=key)
+        retry_after_s = queue.reserve_place(now_s, key=key)
         others = f", and {kept} places are kept for requests that were refused before" if kept else ""
         mine = f", {len(queue.waiting)} of them yours" if self._backlog.by_tenant else ""
         full = f"queue full: {min(waiting - 1, cap)} of {cap} requests of class {name!r} wait{mine}{others}"
@@ -233,9 +233,9 @@ class Admission:
         place.left(now_s)
         return not has_room
 
-    def promise_place(self, class_name: str, now_s: float, tenant: str | None = None) -> int:
-        """Promise a place to a client that is refused; return in how many whole seconds a place should be free."""
-        return self._backlog.queue_of(class_name, tenant).promise_place(now_s)
+    def reserve_place(self, class_name: str, now_s: float, tenant: str | None = None) -> int:
+        """Reserve a place for a client that is refused; return in how many whole seconds a place should be free."""
+        return self._backlog.queue_of(class_name, tenant).reserve_place(now_s)
 
     def waiting(self, class_name: str) -> int:
         """Return how many requests of the class are booked as waiting in this process."""
@@ -272,12 +272,12 @@ class Admission:
         ):
             if target_s is None or figure is None or (name == "ttft" and target_s <= DUE_NOW_S):
                 continue
-            factor = figure.promise.factor(min_chance) or UNCALIBRATED
-            if factor * figure.promise.predicted <= target_s:
+            factor = figure.prediction.factor(min_chance) or UNCALIBRATED
+            if factor * figure.prediction.predicted <= target_s:
                 continue
             retry_after_s = None
             if factor * figure.unqueued_s <= target_s:
-                retry_after_s = queue.promise_place(now_s, figure.promise.predicted - target_s / factor)
+                retry_after_s = queue.reserve_place(now_s, figure.prediction.predicted - target_s / factor)
             raise SLOUnattainable(
                 _unlikely(name, target_s, factor, figure, forecast, retry_after_s), retry_after_s, class_name
             )
@@ -306,8 +306,8 @@ def _unlikely(
 ) -> str:
     remedy = "ask for more" if retry_after_s is None else f"retry in {retry_after_s} s or ask for more"
     return (
-        f"{name} target of {_ms(target_s)} ms: {_ms(factor * figure.promise.predicted)} ms or more is predicted with "
-        f"{forecast.ahead} requests of its class ahead; {remedy}"
+        f"{name} target of {_ms(target_s)} ms: {_ms(factor * figure.prediction.predicted)} ms or more is predicted "
+        f"with {forecast.ahead} requests of its class ahead; {remedy}"
     )
 
 
@@ -339,7 +339,7 @@ class Ticket:
     def holds(self) -> None:
         """Note that it is complete, unless it goes on: its e2e latency has stopped growing."""
         if self.forecast.e2e is not None:
-            self.forecast.e2e.promise.over = True
+            self.forecast.e2e.prediction.over = True
 
     def goes_on(self, ttft_s: float | None, now_s: float) -> None:
         """Note that the request makes a further call of the engine.

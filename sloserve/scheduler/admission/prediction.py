@@ -24,9 +24,9 @@ from enum import Enum, auto
 import numpy as np
 
 from sloserve.core.finished import Latency
-from sloserve.core.predicted import MEDIAN, P90, Predicted, Quantiles
+from sloserve.core.predicted import LEVELS, MEDIAN, Predicted, Quantiles
 from sloserve.core.slo import SLO
-from sloserve.estimator.conformal import ConformalQuantiles, Promise
+from sloserve.estimator.conformal import ConformalQuantiles, Prediction
 from sloserve.estimator.length.at_admission import expected_tokens
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.remaining import KnownRequests
@@ -72,7 +72,7 @@ class Figure:
         unqueued_s: Part of the figure that remains if no request waits ahead, in seconds.
     """
 
-    promise: Promise
+    prediction: Prediction
     unqueued_s: float
 
 
@@ -89,12 +89,13 @@ class Forecast:
     e2e: Figure | None
     ahead: int
     alone: bool
+    tpot: Figure | None = None
 
     @property
     def predicted(self) -> Predicted | None:
         """The prediction for the client; ``None`` while nothing can be predicted."""
-        ttft, e2e = _quantiles_of(self.ttft), _quantiles_of(self.e2e)
-        return None if ttft is None and e2e is None else Predicted(ttft, e2e)
+        found = Predicted(_quantiles_of(self.ttft), _quantiles_of(self.e2e), _quantiles_of(self.tpot))
+        return found if any(found.figures()) else None
 
 
 class Predictor:
@@ -105,12 +106,12 @@ class Predictor:
 
         Args:
             class_names: Names of the service classes.
-            levels: Levels of the quantiles that are wanted besides the median and 0.9.
+            levels: Levels of the quantiles that are wanted besides :data:`~sloserve.core.predicted.LEVELS`.
         """
-        wanted = tuple(sorted({MEDIAN, P90, *levels}))
+        wanted = tuple(sorted({*LEVELS, *levels}))
         self.floors = Floors()
         self._line = RunningLine()
-        self._due: list[tuple[float, int, ConformalQuantiles, Promise, float]] = []
+        self._due: list[tuple[float, int, ConformalQuantiles, Prediction, float]] = []
         self._counter = 0
         self._lengths = (
             EmpiricalLength()
@@ -118,9 +119,9 @@ class Predictor:
         self._classes = {name: _OfClass(i, wanted) for i, name in enumerate(class_names)}
 
     def set_levels(self, levels: Iterable[float]) -> None:
-        """Give the quantiles of ``levels`` besides the median and 0.9 to later requests."""
+        """Give the quantiles of ``levels`` beside the usual ones to later requests."""
         for of_class in self._classes.values():
-            of_class.set_levels(tuple(sorted({MEDIAN, P90, *levels})))
+            of_class.set_levels(tuple(sorted({*LEVELS, *levels})))
 
     def forecast(
         self, new: ArrivingRequest, ahead: int, interval_s: float | None, now_s: float, *, alone: bool
@@ -137,23 +138,24 @@ class Predictor:
         passed_s = max(now_s - new.arrival_s, 0.0)
         wait_s = ahead * (service_s if interval_s is None else interval_s)
         ttft = _figure(of_class.ttft, passed_s + service_s, wait_s)
-        tpot_s = of_class.tpot.value
-        e2e = None
+        tpot_s = of_class.tpot_s.value
+        e2e = tpot = None
         if tpot_s is not None:
             decode_s = (self._output_tokens(of_class, new) - 1.0) * tpot_s
-            e2e = _figure(of_class.e2e_of(new), passed_s + service_s + decode_s, wait_s, ttft.promise.quantiles)
-        return Forecast(ttft, e2e, ahead, alone)
+            e2e = _figure(of_class.e2e_of(new), passed_s + service_s + decode_s, wait_s, ttft.prediction.quantiles)
+            tpot = _figure(of_class.tpot, tpot_s, 0.0)
+        return Forecast(ttft, e2e, ahead, alone, tpot)
 
     def admitted(self, new: ArrivingRequest, forecast: Forecast) -> None:
-        """Record that the request was admitted, so that its promises can run out."""
+        """Record that the request was admitted, so that its quantiles can be passed."""
         of_class = self._classes[new.slo.slo_class.name]
         # A first token that is not seen may have come in time.
         ttft = forecast.ttft if new.streamed else None
         for calibration, figure in ((of_class.ttft, ttft), (of_class.e2e_of(new), forecast.e2e)):
             if figure is not None:
-                for level, limit_s in (figure.promise.quantiles or {}).items():
+                for level, limit_s in (figure.prediction.quantiles or {}).items():
                     self._counter += 1
-                    due = (new.arrival_s + limit_s, self._counter, calibration, figure.promise, level)
+                    due = (new.arrival_s + limit_s, self._counter, calibration, figure.prediction, level)
                     heapq.heappush(self._due, due)
 
     def started(self, new: ArrivingRequest, forecast: Forecast, ttft_s: float, now_s: float) -> None:
@@ -162,13 +164,13 @@ class Predictor:
             self._line.add(new.prompt_tokens, ttft_s)
             self.floors.saw_ttft(new.prompt_tokens, ttft_s, now_s)
         if forecast.ttft is not None:
-            self._classes[new.slo.slo_class.name].ttft.observe(forecast.ttft.promise, ttft_s)
+            self._classes[new.slo.slo_class.name].ttft.observe(forecast.ttft.prediction, ttft_s)
 
     def gave_up(self, forecast: Forecast) -> None:
-        """Record that the request ended early: close its promises and learn nothing from it."""
-        for figure in (forecast.ttft, forecast.e2e):
+        """Record that the request ended early: close its quantiles and learn nothing from it."""
+        for figure in (forecast.ttft, forecast.e2e, forecast.tpot):
             if figure is not None:
-                figure.promise.over = True
+                figure.prediction.over = True
 
     def completed(
         self, new: ArrivingRequest, forecast: Forecast, latency: Latency, output_tokens: int, now_s: float
@@ -177,18 +179,20 @@ class Predictor:
         output_tokens = max(output_tokens // new.num_outputs, 1)
         of_class = self._classes[new.slo.slo_class.name]
         if output_tokens > 1:
-            of_class.tpot.add(latency.tpot_s)
+            of_class.tpot_s.add(latency.tpot_s)
+            if forecast.tpot is not None:
+                of_class.tpot.observe(forecast.tpot.prediction, latency.tpot_s)
             self.floors.saw_tpot(output_tokens, latency.tpot_s, now_s)
         cut = new.max_tokens is not None and output_tokens >= new.max_tokens
         of_class.saw_length(changed=self._lengths.observe(of_class.id, output_tokens, cut=cut))
         if forecast.e2e is not None:
-            forecast.e2e.promise.over = False  # it was held while it might have gone on
-            of_class.e2e_of(new).observe(forecast.e2e.promise, latency.e2e_s)
+            forecast.e2e.prediction.over = False  # it was held while it might have gone on
+            of_class.e2e_of(new).observe(forecast.e2e.prediction, latency.e2e_s)
 
     def _run_out(self, now_s: float) -> None:
         while self._due and self._due[0][0] < now_s:
-            _, _, calibration, promise, level = heapq.heappop(self._due)
-            calibration.ran_out(promise, level)
+            _, _, calibration, prediction, level = heapq.heappop(self._due)
+            calibration.ran_out(prediction, level)
 
     def _output_tokens(self, of_class: "_OfClass", new: ArrivingRequest) -> float:
         limit = _MAX_TOKENS if new.max_tokens is None else max(new.max_tokens, 1)
@@ -219,15 +223,15 @@ class _OfClass:
 
     def __init__(self, class_id: int, levels: tuple[float, ...]) -> None:
         self.id = class_id
-        self.tpot = RunningMedian()
+        self.tpot_s = RunningMedian()
         self.length: float | None = None
         self._seen = self._seen_since = 0
-        self.ttft = ConformalQuantiles(levels)
+        self.ttft, self.tpot = ConformalQuantiles(levels), ConformalQuantiles(levels)
         self._e2e = {known: ConformalQuantiles(levels) for known in _LengthKnown}
 
     def set_levels(self, levels: tuple[float, ...]) -> None:
         """Give the quantiles of other levels to later requests."""
-        for quantiles in (self.ttft, *self._e2e.values()):
+        for quantiles in (self.ttft, self.tpot, *self._e2e.values()):
             quantiles.set_levels(levels)
 
     def saw_length(self, *, changed: bool) -> None:
@@ -247,10 +251,10 @@ class _OfClass:
 def _figure(
     calibration: ConformalQuantiles, unqueued_s: float, wait_s: float, at_least: Mapping[float, float] | None = None
 ) -> Figure:
-    return Figure(calibration.promise(unqueued_s + wait_s, at_least), unqueued_s)
+    return Figure(calibration.predict(unqueued_s + wait_s, at_least), unqueued_s)
 
 
 def _quantiles_of(figure: Figure | None) -> Quantiles | None:
-    if figure is None or figure.promise.quantiles is None:
+    if figure is None or figure.prediction.quantiles is None:
         return None
-    return Quantiles(figure.promise.quantiles[MEDIAN], figure.promise.quantiles[P90])
+    return Quantiles(*(figure.prediction.quantiles[level] for level in LEVELS))

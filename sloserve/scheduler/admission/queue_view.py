@@ -1,7 +1,8 @@
 """Waiting requests of each class, the rate at which they start, and the time at which refused ones should retry.
 
-The time to retry is a promise (:mod:`sloserve.scheduler.admission.promises`): the next place that is not promised yet,
-at the rate of the latest starts. Neither a profile nor a nominal step time has a part in it, only what the engine did.
+The time to retry is a reservation (:mod:`sloserve.scheduler.admission.kept_places`): the next place that is not
+reserved yet, at the rate of the latest starts. Neither a profile nor a nominal step time has a part in it, only what
+the engine did.
 
 A request waits from :meth:`Backlog.enter` until its place is notified that the first token is out, or that the request
 ended before. The keeper of the places may not see every first token (an output that is not streamed is seen when it is
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 
 from sloserve.core.tenants import TenantTable, has_share_left
 from sloserve.scheduler.admission.drain_rates import MEMORY_STARTS, DrainRate, SteadyRate
-from sloserve.scheduler.admission.promises import Promises
+from sloserve.scheduler.admission.kept_places import KeptPlaces
 
 MIN_RETRY_AFTER_S = 1
 MAX_RETRY_AFTER_S = 30
@@ -75,8 +76,8 @@ class Nowhere:
 class Backlog:
     """The waiting requests of each class, and the time from one start to the next.
 
-    Where tenants have shares, the requests of each tenant in a class are a queue of their own, with a rate and promises
-    of their own. Otherwise all requests of a class are one queue, which belongs to tenant 0.
+    Where tenants have shares, the requests of each tenant in a class are a queue of their own, with a rate and kept
+    places of their own. Otherwise all requests of a class are one queue, which belongs to tenant 0.
     """
 
     def __init__(
@@ -221,9 +222,9 @@ class WaitingPlace:
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """The waiting requests of one tenant in one class: places in order of entering, rates, and promises.
+    """The waiting requests of one tenant in one class: places in order of entering, rates, and kept places.
 
-    Promises are made to clients that were refused; ``promised_until_s`` is when the last promised place is predicted to
+    Places are kept for clients that were refused; ``reserved_until_s`` is when the last such place is predicted to
     be free.
     """
 
@@ -232,8 +233,8 @@ class Queue:
     waiting: dict[WaitingPlace, None] = field(default_factory=dict)
     rate: SteadyRate = field(default_factory=SteadyRate)
     rate_lately: DrainRate = field(default_factory=lambda: DrainRate(MEMORY_STARTS))
-    promises: Promises = field(default_factory=Promises)
-    promised_until_s: float = -math.inf
+    kept_places: KeptPlaces = field(default_factory=KeptPlaces)
+    reserved_until_s: float = -math.inf
     seen_s: float | None = None
 
     @property
@@ -262,9 +263,9 @@ class Queue:
         self.pass_time(now_s)
         return self.rate.interval_s
 
-    def has_promised(self) -> bool:
+    def has_kept_places(self) -> bool:
         """Return whether there are clients that were refused and may retry."""
-        return len(self.promises) > 0
+        return len(self.kept_places) > 0
 
     def kept(self, key: Hashable | None, cap: int, now_s: float) -> int:
         """Return how many of ``cap`` places are kept from a request of this key for clients that were refused.
@@ -272,17 +273,17 @@ class Queue:
         No place is kept from a client that has a kept place. At most half of the places are kept, so that the
         engine has requests to start even if no client retries.
         """
-        promises = self.promises
-        promises.pass_time(now_s)
-        if not len(promises) or (key is not None and promises.claim(key)):
+        places = self.kept_places
+        places.pass_time(now_s)
+        if not len(places) or (key is not None and places.claim(key)):
             return 0
-        return min(promises.kept, cap // 2)
+        return min(places.kept, cap // 2)
 
     def came(self, key: Hashable | None, now_s: float) -> None:
         """Record that a request of this key came and needs no place any more; a place kept for it is released."""
         if key is not None:
-            self.promises.pass_time(now_s)
-            self.promises.fulfil(key)
+            self.kept_places.pass_time(now_s)
+            self.kept_places.fulfil(key)
 
     def pass_time(self, now_s: float) -> None:
         """Credit the time since the last event to the rate if a request waited in it."""
@@ -291,11 +292,11 @@ class Queue:
                 rate.pass_time(now_s - self.seen_s)
         self.seen_s = now_s
 
-    def promise_place(self, now_s: float, after_s: float = 0.0, key: Hashable | None = None) -> int:
-        """Return the whole seconds, from 1 to 30, until the next unpromised place is predicted to be free.
+    def reserve_place(self, now_s: float, after_s: float = 0.0, key: Hashable | None = None) -> int:
+        """Return the whole seconds, from 1 to 30, until the next unreserved place is predicted to be free.
 
         Refused clients thus queue virtually: the n-th is asked to retry for the n-th place, which keeps them from
-        coming back all at once. Places beyond the longest wait are neither kept nor promised: their clients are asked
+        coming back all at once. Places beyond the longest wait are neither kept nor reserved: their clients are asked
         to wait that long.
 
         Args:
@@ -303,25 +304,25 @@ class Queue:
             after_s: Seconds for which no place can be free, for a client that needs a shorter queue.
             key: Key of the request, by which it is known when it is sent again; its place is kept then.
         """
-        self.promises.pass_time(now_s)
+        self.kept_places.pass_time(now_s)
         interval_s = self.rate_lately.interval_now_s
         if interval_s is None:
             return DEFAULT_RETRY_AFTER_S
-        promises = self.promises
-        if key is not None and promises.claim(key):  # it came in time: the engine has become slower
-            seconds = retry_after_s(interval_s * promises.kept)
-            promises.renew(key, now_s + seconds)
+        places = self.kept_places
+        if key is not None and places.claim(key):  # it came in time: the engine has become slower
+            seconds = retry_after_s(interval_s * places.kept)
+            places.renew(key, now_s + seconds)
             return seconds
         horizon_s = now_s + MAX_RETRY_AFTER_S
-        # Where the engine has become slower, what was promised takes longer than it was promised for.
-        earliest_s = now_s + max(after_s, interval_s * len(promises))
-        promised_s = min(max(self.promised_until_s, earliest_s), horizon_s)
-        free_s = promised_s + interval_s
+        # Where the engine has become slower, places become free later than they were predicted to.
+        earliest_s = now_s + max(after_s, interval_s * len(places))
+        reserved_s = min(max(self.reserved_until_s, earliest_s), horizon_s)
+        free_s = reserved_s + interval_s
         seconds = retry_after_s(min(free_s, horizon_s) - now_s)
-        if key is None or promises.may_make(key):
-            self.promised_until_s = min(free_s, horizon_s)
+        if key is None or places.may_make(key):
+            self.reserved_until_s = min(free_s, horizon_s)
             if key is not None and free_s <= horizon_s:
-                promises.make(key, free_s, now_s + seconds)
+                places.make(key, free_s, now_s + seconds)
         return seconds
 
 

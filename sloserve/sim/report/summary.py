@@ -182,8 +182,9 @@ def admission_record(log: RunLog, unrestricted: RunLog | None) -> Run:
         found = r.latency
         if found is not None and r.predicted is not None:
             of_class = kept.setdefault(r.request.slo.slo_class.name, {})
-            for (name, level), held in r.predicted.kept(ttft_s=found.ttft_s, e2e_s=found.e2e_s).items():
-                of_class.setdefault(f"{name}_p{100 * level:.0f}", []).append(held)
+            for name, quantiles in r.predicted.figures():
+                for level, held in quantiles.kept(getattr(found, f"{name}_s")).items():
+                    of_class.setdefault(f"{name}_p{100 * level:.0f}", []).append(held)
     return {
         "rejected": len(rejected),
         "false_rejects": None if good is None else len(rejected & good),

@@ -401,7 +401,7 @@ class FrontEnd:
         if not observed.expired:
             observed.expired = True
             self._metrics.rejected(name, errors.REASON[DeadlinePassed])
-        return self._admission.promise_place(name, self._clock.monotonic_s(), observed.tenant)
+        return self._admission.reserve_place(name, self._clock.monotonic_s(), observed.tenant)
 
     def _started(self, observed: Observed) -> None:
         if observed.ticket is not None:

@@ -5,15 +5,14 @@ from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
-from sloserve.core.predicted import MEDIAN, P90, Quantiles
+from sloserve.core.predicted import LEVELS, MEDIAN, Quantiles
 from sloserve.engine.metrics.task_page import KnownTask
 from sloserve.engine.metrics.task_table import EndedTask, StartedCall
-from sloserve.estimator.conformal import ConformalQuantiles, Promise
+from sloserve.estimator.conformal import ConformalQuantiles, Prediction
 from sloserve.estimator.tasks import TaskHabits
 
 MOST_GROUPS: Final = 256
 """Most combinations of class and tenant that are learned apart; the idlest goes first."""
-_LEVELS: Final = (MEDIAN, P90)
 _STAGES: Final = (2, 5, 17)
 """Numbers of calls from which predictions are calibrated apart: they are surer, the less of a task is left."""
 
@@ -24,16 +23,16 @@ class _Group:
 
     habits: TaskHabits = field(default_factory=TaskHabits)
     calibrations: defaultdict[int, ConformalQuantiles] = field(
-        default_factory=lambda: defaultdict(lambda: ConformalQuantiles(_LEVELS))
+        default_factory=lambda: defaultdict(lambda: ConformalQuantiles(LEVELS))
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Promised:
+class _OpenPrediction:
     """A prediction of the rest of a task, made at ``at_s``, that its end will judge."""
 
     calibration: ConformalQuantiles
-    promise: Promise
+    prediction: Prediction
     at_s: float
 
 
@@ -47,7 +46,7 @@ class TaskPredictions:
     def __init__(self, most: int) -> None:
         self._most = most
         self._groups: OrderedDict[tuple[int, str | None], _Group] = OrderedDict()
-        self._promised: OrderedDict[tuple[int, int], dict[int, _Promised]] = OrderedDict()
+        self._open: OrderedDict[tuple[int, int], dict[int, _OpenPrediction]] = OrderedDict()
 
     def call_begins(
         self, started: StartedCall, tenant: str | None, now_s: float, of_call: Quantiles | None
@@ -68,21 +67,21 @@ class TaskPredictions:
         rest = group.habits.rest_s(task.calls - 1, (MEDIAN,), calling=True)
         of_rest = None
         if rest is not None and rest.quantiles[MEDIAN] > 0.0:
-            of_rest = self._promise(started, group, rest.quantiles[MEDIAN], now_s)
+            of_rest = self._predict(started, group, rest.quantiles[MEDIAN], now_s)
         found = of_call if task.is_last else of_rest
         passed_s = max(now_s - task.began_s, 0.0)
-        return None if found is None else Quantiles(passed_s + found.median_s, passed_s + found.p90_s)
+        return None if found is None else Quantiles(*(passed_s + at_s for at_s in found.each))
 
-    def _promise(self, started: StartedCall, group: _Group, rest_s: float, now_s: float) -> Quantiles | None:
+    def _predict(self, started: StartedCall, group: _Group, rest_s: float, now_s: float) -> Quantiles | None:
         """Return calibrated quantiles of the rest of a task, which the end of the task will judge."""
         stage = bisect_right(_STAGES, started.task.calls)
         calibration = group.calibrations[stage]
-        promise = calibration.promise(rest_s)
-        of_task = self._promised.setdefault((started.key, started.task.generation), {})
-        of_task.setdefault(stage, _Promised(calibration, promise, now_s))
-        if len(self._promised) > self._most:
-            self._promised.popitem(last=False)
-        return None if promise.quantiles is None else Quantiles(promise.quantiles[MEDIAN], promise.quantiles[P90])
+        prediction = calibration.predict(rest_s)
+        of_task = self._open.setdefault((started.key, started.task.generation), {})
+        of_task.setdefault(stage, _OpenPrediction(calibration, prediction, now_s))
+        if len(self._open) > self._most:
+            self._open.popitem(last=False)
+        return None if prediction.quantiles is None else Quantiles(*(prediction.quantiles[level] for level in LEVELS))
 
     def call_ended(self, task: KnownTask, tenant: str | None, number: int, call_s: float) -> None:
         """Learn from a call that has ended.
@@ -98,8 +97,8 @@ class TaskPredictions:
     def task_ended(self, ended: EndedTask) -> None:
         """Learn from a task that has ended, and judge the predictions of its end."""
         self._group(ended.task.class_id, ended.tenant).habits.task_ended(ended.task.calls)
-        for one in self._promised.pop((ended.key, ended.task.generation), {}).values():
-            one.calibration.observe(one.promise, max(ended.task.ended_s - one.at_s, 0.0))
+        for one in self._open.pop((ended.key, ended.task.generation), {}).values():
+            one.calibration.observe(one.prediction, max(ended.task.ended_s - one.at_s, 0.0))
 
     def _group(self, class_id: int, tenant: str | None) -> _Group:
         key = class_id, tenant

@@ -109,10 +109,11 @@ def slo_attributes(observed: Observed, latency: Latency | None) -> dict[str, Any
     """
     found: dict[str, Any] = _targets(observed.slo)
     predicted = observed.predicted
-    for name, quantiles in () if predicted is None else (("ttft", predicted.ttft), ("e2e", predicted.e2e)):
+    for name, quantiles in () if predicted is None else predicted.figures():
         if quantiles is not None:
             found[f"predicted.{name}_s"] = quantiles.median_s
             found[f"predicted.{name}_p90_s"] = quantiles.p90_s
+            found[f"predicted.{name}_p99_s"] = quantiles.p99_s
     if latency is not None:
         found |= {"ttft_s": latency.ttft_s, "tpot_s": latency.tpot_s, "e2e_s": latency.e2e_s}
     served = ServedRequest(observed.slo, Outcome.COMPLETED, latency=latency)

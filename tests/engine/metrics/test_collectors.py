@@ -84,8 +84,8 @@ def test_one_request_counts_once_everywhere() -> None:
 
 def test_predictions_are_judged_by_what_came_of_them() -> None:
     bench = Bench()
-    told = Predicted(Quantiles(0.4, 0.6), Quantiles(1.0, 2.0))
-    for predicted in (told, Predicted(Quantiles(0.6, 0.9), None), None):
+    told = Predicted(Quantiles(0.4, 0.6, 0.6), Quantiles(1.0, 2.0, 2.0))
+    for predicted in (told, Predicted(Quantiles(0.6, 0.9, 0.9), None), None):
         bench.metrics.record(replace(SERVED, predicted=predicted))
     value = bench.scrape()
     assert value("predicted_ttft_seconds_sum", cls="batch") == 1.0

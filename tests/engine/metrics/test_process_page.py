@@ -47,7 +47,7 @@ served = st.builds(
         outcome,
         latency=Latency(ttft_s, 0.1, ttft_s + 1.0) if outcome is Outcome.COMPLETED else None,
         output_tokens=11,
-        predicted=told_s and Predicted(Quantiles(told_s, 2 * told_s), None),
+        predicted=told_s and Predicted(Quantiles(told_s, 2 * told_s, 2 * told_s), None),
     ),
     st.sampled_from(["interactive", "batch"]),
     st.dictionaries(st.sampled_from(["ttft_s", "e2e_s"]), st.just(1.0)),
@@ -98,7 +98,7 @@ def test_the_latest_of_all_processes_count_not_the_latest_of_each(tmp_path: Path
     for process, told_s in ((0, 0.1), (1, 2.0)):  # the first kept nothing, the second everything
         for _ in range(COVERAGE_WINDOW):
             clock.advance_to(clock.now_s() + 0.01)
-            told = Predicted(Quantiles(told_s, told_s), None)
+            told = Predicted(Quantiles(told_s, told_s, told_s), None)
             slo = DEFAULT_CLASSES.slo("batch", Targets())
             metrics[process].record(ServedRequest(slo, Outcome.COMPLETED, latency=Latency(1, 0, 1), predicted=told))
     assert set(gauges(registry).values()) == {1.0}

@@ -138,9 +138,9 @@ def test_a_stated_length_and_a_limit_bound_the_e2e_latency() -> None:
     served, now_s = warm()
     plain, limited = (served.admission.forecast(request(now_s, max_tokens=m), now_s) for m in (None, 3))
     assert plain.e2e is not None and limited.e2e is not None
-    assert limited.e2e.promise.predicted < plain.e2e.promise.predicted
+    assert limited.e2e.prediction.predicted < plain.e2e.prediction.predicted
     stated = served.admission.forecast(request(now_s, output_tokens=101), now_s)
-    assert stated.e2e is not None and stated.e2e.promise.predicted == pytest.approx(2.1, rel=0.05)
+    assert stated.e2e is not None and stated.e2e.prediction.predicted == pytest.approx(2.1, rel=0.05)
 
 
 def test_requests_of_many_limits_are_predicted_from_one_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_requests_of_many_limits_are_predicted_from_one_distribution(monkeypatch
     limits = range(3, 1000, 7)
     found = [served.admission.forecast(request(now_s, max_tokens=limit), now_s) for limit in limits]
     assert rest.call_count <= 1
-    e2e_s = [one.e2e.promise.predicted for one in found if one.e2e is not None]
+    e2e_s = [one.e2e.prediction.predicted for one in found if one.e2e is not None]
     assert len(e2e_s) == len(limits) and e2e_s == sorted(e2e_s)
 
 
@@ -161,13 +161,13 @@ def test_a_length_that_the_length_model_predicts_bounds_the_e2e_latency() -> Non
     plain = served.admission.forecast(request(now_s), now_s)
     flat = replace(request(now_s), length_quantiles=[100.0, 100.5, 101.0, 101.5, 102.0])
     told = served.admission.forecast(flat, now_s)
-    assert plain.e2e is not None and plain.e2e.promise.predicted < 0.5
-    assert told.e2e is not None and told.e2e.promise.predicted == pytest.approx(2.1, rel=0.05)
+    assert plain.e2e is not None and plain.e2e.prediction.predicted < 0.5
+    assert told.e2e is not None and told.e2e.prediction.predicted == pytest.approx(2.1, rel=0.05)
     cut = served.admission.forecast(replace(flat, max_tokens=51), now_s)
-    assert cut.e2e is not None and cut.e2e.promise.predicted == pytest.approx(1.1, rel=0.05)
+    assert cut.e2e is not None and cut.e2e.prediction.predicted == pytest.approx(1.1, rel=0.05)
     assert served.admission.forecast(replace(flat, output_tokens=11), now_s).e2e != told.e2e
     # What comes of the predictions is learnt apart: those of the class are no judge of the model's.
-    assert plain.e2e.promise.quantiles is not None and told.e2e.promise.quantiles is None
+    assert plain.e2e.prediction.quantiles is not None and told.e2e.prediction.quantiles is None
 
 
 def test_e2e_is_never_told_below_ttft() -> None:
@@ -187,7 +187,7 @@ def test_time_that_has_passed_counts() -> None:
     served, now_s = warm()
     fresh, late = (served.admission.forecast(request(at_s), now_s).ttft for at_s in (now_s, now_s - 3.0))
     assert fresh is not None and late is not None
-    assert late.promise.predicted == pytest.approx(fresh.promise.predicted + 3.0)
+    assert late.prediction.predicted == pytest.approx(fresh.prediction.predicted + 3.0)
 
 
 def test_a_queue_that_is_too_long_is_refused_with_the_time_until_it_is_short_enough() -> None:
@@ -266,7 +266,7 @@ def test_before_calibration_a_prediction_must_miss_twofold() -> None:
 
 
 @pytest.mark.slow
-def test_promises_are_kept_as_often_as_they_say() -> None:
+def test_quantiles_are_kept_as_often_as_they_say() -> None:
     """Poisson arrivals at 0.8 of the server's rate, prompts of all lengths; the first hundred teach."""
     rng = np.random.default_rng(1)
     served, now_s = server(), T0
@@ -274,7 +274,11 @@ def test_promises_are_kept_as_often_as_they_say() -> None:
         now_s += gap_s
         served.offer(request(now_s, prompt_tokens=int(rng.integers(20, 180))), tokens=int(tokens) + 1)
     kept = [
-        told.kept(ttft_s=latency.ttft_s, e2e_s=latency.e2e_s)
+        {
+            (name, level): held
+            for name, at in told.figures()
+            for level, held in at.kept(getattr(latency, f"{name}_s")).items()
+        }
         for _, ticket, latency in served.log[200:]
         if (told := ticket.forecast.predicted) is not None
     ]
@@ -284,8 +288,8 @@ def test_promises_are_kept_as_often_as_they_say() -> None:
 
 
 def test_the_worst_of_several() -> None:
-    a, b = Predicted(Quantiles(1.0, 2.0), None), Predicted(Quantiles(0.5, 3.0), Quantiles(4.0, 5.0))
-    assert worst([a, b]) == Predicted(Quantiles(1.0, 3.0), Quantiles(4.0, 5.0))
+    a, b = Predicted(Quantiles(1.0, 2.0, 2.0), None), Predicted(Quantiles(0.5, 3.0, 3.0), Quantiles(4.0, 5.0, 5.0))
+    assert worst([a, b]) == Predicted(Quantiles(1.0, 3.0, 3.0), Quantiles(4.0, 5.0, 5.0))
     assert worst([]) == Predicted(None, None)
 
 
@@ -354,5 +358,5 @@ def test_a_first_token_that_nobody_sees_is_not_taken_for_late(streamed: bool) ->
     forecast = served.admission.forecast(new, now_s)
     ticket = served.admission.admit(new, forecast, None, now_s)
     served.admission.forecast(request(now_s + 5.0), now_s + 5.0)
-    promise = ticket.forecast.ttft.promise if ticket.forecast.ttft is not None else None
-    assert promise is not None and bool(promise.broken) == streamed
+    prediction = ticket.forecast.ttft.prediction if ticket.forecast.ttft is not None else None
+    assert prediction is not None and bool(prediction.broken) == streamed

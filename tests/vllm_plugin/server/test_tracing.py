@@ -65,7 +65,7 @@ def observed(clock: ManualClock, **targets: float) -> EngineCall:
         slo, "a-tenant", clock.monotonic_s(), clock, interruptions=lambda _: Interruptions(),
         broken_off=lambda: None, started=lambda _: None, ended=lambda *_: None,
     )  # fmt: skip
-    found.predicted = Predicted(Quantiles(0.1, 0.4), None)
+    found.predicted = Predicted(Quantiles(0.1, 0.4, 0.4), None)
     return found.call()
 
 
@@ -106,7 +106,7 @@ def test_a_span_has_class_targets_verdict_and_what_befell_the_request(spans: Any
     ours = {name: value for name, value in span.attributes.items() if name.startswith("sloserve.")}
     assert ours == {
         "sloserve.class": "interactive", "sloserve.target.ttft_s": 0.5, "sloserve.target.tpot_s": 0.05,
-        "sloserve.predicted.ttft_s": 0.1, "sloserve.predicted.ttft_p90_s": 0.4,
+        "sloserve.predicted.ttft_s": 0.1, "sloserve.predicted.ttft_p90_s": 0.4, "sloserve.predicted.ttft_p99_s": 0.4,
         "sloserve.ttft_s": pytest.approx(0.4), "sloserve.tpot_s": pytest.approx(0.1), "sloserve.e2e_s": 1.0,
         "sloserve.good": False, "sloserve.missed": ("tpot",),
         "sloserve.preemptions": 1, "sloserve.preempted_s": 0.25, "sloserve.paused_s": 0.0,

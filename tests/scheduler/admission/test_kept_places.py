@@ -7,8 +7,8 @@ import pytest
 from sloserve.core.errors import QueueFull, SLOUnattainable
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.kept_places import GRACE_S, MOST_OF_KEY, KeptPlaces
 from sloserve.scheduler.admission.prediction import ArrivingRequest
-from sloserve.scheduler.admission.promises import GRACE_S, MOST_OF_KEY, Promises
 from tests.scheduler.admission.overload import CAP, SLOTS, T0, Overload
 
 
@@ -137,8 +137,8 @@ def test_one_request_that_is_sent_again_and_again_gains_few_promises() -> None:
 
 
 def test_clients_that_never_come_again_take_few_places() -> None:
-    promises = Promises()
+    places = KeptPlaces()
     for i in range(1_000):
-        promises.pass_time(T0 + i)
-        promises.make(i, T0 + i + 1.0, T0 + i + 1.0)
-    assert promises.share < 0.1 and promises.kept == 1 and len(promises) < 10
+        places.pass_time(T0 + i)
+        places.make(i, T0 + i + 1.0, T0 + i + 1.0)
+    assert places.share < 0.1 and places.kept == 1 and len(places) < 10

@@ -1,0 +1,36 @@
+"""Promises to requests: what a client asks for, and what it was given at its admission."""
+
+from dataclasses import dataclass
+from typing import Final
+
+LEAST_LEVEL, MOST_LEVEL = 0.5, 0.99
+"""Least and most probability that can be promised: more than 0.99 takes too many requests to learn."""
+PROMISES_KEPT: Final = ("kept", "broken", "withdrawn")
+"""What can come of a promise that was given; it is withdrawn if the client leaves before the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseWish:
+    """What a request asks for: that all its targets are kept with this probability.
+
+    Args:
+        level: Probability, from ``LEAST_LEVEL`` to ``MOST_LEVEL``.
+        falls_back: Whether the request is served without a promise where none can be given; else it is refused.
+    """
+
+    level: float
+    falls_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """A promise that was given: all targets of the request will be kept with this probability.
+
+    Args:
+        level: Probability, 0..1.
+        delayed_s: Price of the promise when it was given: seconds by which the request delays the requests that waited
+            without a promise, summed over these requests.
+    """
+
+    level: float
+    delayed_s: float = 0.0
