@@ -193,7 +193,8 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
         ),
         (
             {"classes": {"a": 5}},
-            "sloserve.classes.a: 5 is not a mapping with rank, aged_after_s, ttft_ms, tpot_ms, e2e_ms, tds; null "
+            "sloserve.classes.a: 5 is not a mapping with rank, aged_after_s, ttft_ms, tpot_ms, e2e_ms, tds, "
+            "promise, promise_fallback; null "
             "removes a class",
         ),
         (
@@ -230,7 +231,8 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
         ),
         (
             {"classes": {"a": {"rank": 1, "ttft_s": 5}}},
-            "sloserve.classes.a.ttft_s: is unknown; known here: rank, aged_after_s, ttft_ms, tpot_ms, e2e_ms, tds; "
+            "sloserve.classes.a.ttft_s: is unknown; known here: rank, aged_after_s, ttft_ms, tpot_ms, e2e_ms, tds, "
+            "promise, promise_fallback; "
             "did you mean 'ttft_ms'?",
         ),
         ({"default_class": "chat"}, f"sloserve.default_class: 'chat' is not one of the classes {CLASSES}"),

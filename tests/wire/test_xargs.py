@@ -140,7 +140,8 @@ def test_a_malformed_duration(key: str, value: Any) -> None:
             "slo_tttf_ms",
             100,
             "a known SLO key; known: slo_ttft_ms, slo_tpot_ms, slo_e2e_ms, slo_tds, slo_class, slo_output_tokens, "
-            "slo_promise, slo_promise_fallback, slo_task_id, slo_task_e2e_ms, slo_task_deadline, slo_task_calls, slo_task_last",
+            "slo_promise, slo_promise_fallback, slo_task_id, slo_task_e2e_ms, slo_task_deadline, slo_task_calls, "
+            "slo_task_last",
         ),
     ],
 )
