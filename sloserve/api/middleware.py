@@ -39,7 +39,7 @@ from sloserve.wire import context, errors
 from sloserve.wire.asgi import first, refuse_error, report_slo, route_path, unsent
 from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.headers import TTL, predictions
+from sloserve.wire.headers import PROMISED, TTL, predictions, promise_header
 from sloserve.wire.opening import BodyLimits, BoundedBody, OpenedRequest, open_request
 from sloserve.wire.optional_http3 import Http3Front
 from sloserve.wire.peers import record_peers
@@ -306,6 +306,8 @@ class PassingRequest:
             task = None if self.http.task is None else self.http.task.predicted
             for name, value in predictions(self.http.predicted, task):
                 headers[name] = value
+            if self.http.promised:
+                headers[PROMISED] = promise_header(self.http.promised)
             for name, value in () if self.use is None else self.use.headers():
                 headers.append(name, value)
             if self.http.wants_report or self.http.tier is not None:

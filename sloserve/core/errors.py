@@ -13,7 +13,8 @@
     ├── Rejected               refused before queueing
     │   ├── QueueFull
     │   ├── RateLimited
-    │   └── SLOUnattainable
+    │   ├── SLOUnattainable
+    │   └── PromiseRefused
     ├── Evicted                given up after queueing
     │   ├── DeadlinePassed
     │   └── ShuttingDown
@@ -152,6 +153,21 @@ class SLOUnattainable(Rejected):
     def __init__(self, message: str, retry_after_s: int | None, slo_class: str) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.slo_class = slo_class
+
+
+class PromiseRefused(Rejected):
+    """The request asks for a promise that cannot be given, and not to be served without it.
+
+    Args:
+        message: Words for the client.
+        why: Reason in a word, one of :data:`~sloserve.core.promises.WHY_REFUSED`.
+        slo_class: Name of its class.
+    """
+
+    def __init__(self, message: str, why: str, slo_class: str) -> None:
+        super().__init__(message)
+        self.why = why
         self.slo_class = slo_class
 
 

@@ -18,6 +18,7 @@ class StatedSLO:
         account: Number of the account of the request's tenant, see :class:`~sloserve.core.tenants.TenantTable`.
         call: The task that the request is a call of; ``None`` for a request that is no part of a task.
         task: Number of that task, see :class:`~sloserve.core.tasks.TaskNumbers`; 0 for none.
+        promised: Whether its targets were promised at its admission.
     """
 
     slo: SLO
@@ -27,3 +28,4 @@ class StatedSLO:
     account: int = 0
     call: TaskCall | None = None
     task: int = 0
+    promised: bool = False

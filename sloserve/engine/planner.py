@@ -510,7 +510,7 @@ class Planner:
             pace = pace_of(engine, running.size, int(rows.computed_tokens[running].sum()))
             self._shares.charge(snapshot, pace, now_s)
             snapshot = replace(snapshot, standing=self._shares.standing(rows))
-            if snapshot.standing is None and not self.policy.needs:
+            if not snapshot.has_levels and not self.policy.needs:
                 return snapshot  # the order of arrival overtakes no request, so that none ages
         turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s, snapshot.running, table.protected_running())
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
@@ -529,10 +529,11 @@ class Planner:
         return self._guarded(plan, snapshot)
 
     def _guarded(self, plan: Plan, snapshot: Snapshot) -> Plan:
-        if snapshot.turns.aged.size or snapshot.standing is not None:
+        if snapshot.turns.aged.size or snapshot.has_levels:
             order = plan.waiting
-            if order is None:
-                order = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
+            if order is None or snapshot.has_promised:  # a policy may name only the requests that it admits
+                by_arrival = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
+                order = by_arrival if order is None else np.append(order, by_arrival[~np.isin(by_arrival, order)])
             # Most policies put these turns and shares into their order themselves; the others get them here.
             plan = replace(plan, waiting=snapshot.turns.weave(snapshot.by_level(order)))
         if plan.preempt.size and plan.waiting is not None and snapshot.engine.encoder_tokens is not None:
@@ -540,7 +541,7 @@ class Planner:
         plan = keep_idle_victims(plan, snapshot)
         plan = keep_prompts_whole(spare_decodes(plan, snapshot, self.table.protected_running()), snapshot)
         max_loras = self.port.max_loras
-        if max_loras is not None and self.table.is_short_of_loras and (snapshot.standing or snapshot.turns.aged.size):
+        if max_loras is not None and self.table.is_short_of_loras and (snapshot.has_levels or snapshot.turns.aged.size):
             plan = with_adapter_turn(plan, snapshot, self.table.lora_of, max_loras)
         if plan is Plan.IDENTITY:
             return plan

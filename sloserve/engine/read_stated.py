@@ -12,6 +12,8 @@ from sloserve.core.tenants import TenantTable
 from sloserve.wire.xargs import (
     KEYS,
     PREFIX,
+    PROMISE,
+    PROMISE_FALLBACK,
     TASK_KEYS,
     parse_slo,
     predicted_length,
@@ -19,12 +21,14 @@ from sloserve.wire.xargs import (
     stated_call,
     stated_output_tokens,
     stated_tenant,
+    was_promised,
 )
 
 KEPT: Final = 1024
 """Most combinations of statements that are remembered after the first reading: a deployment has few."""
 _KEYS: Final = frozenset((*KEYS, *TASK_KEYS))
-_SLO_KEYS: Final = tuple(key for key in KEYS if key != "slo_output_tokens")
+_FRONT_END_KEYS: Final = frozenset({"slo_output_tokens", PROMISE, PROMISE_FALLBACK})
+_SLO_KEYS: Final = tuple(key for key in KEYS if key not in _FRONT_END_KEYS)
 _ABSENT: Final = object()
 
 
@@ -74,7 +78,9 @@ class StatedReader:
         account = 0 if self._tenants is None else self._tenants.account_of(stated_tenant(args), adapter)
         call = stated_call(args)
         task, class_id = self._tasks.number_of(call), self._ids[slo.slo_class.name]
-        return StatedSLO(slo, class_id, stated_output_tokens(args), length, account, call, task)
+        return StatedSLO(
+            slo, class_id, stated_output_tokens(args), length, account, call, task, promised=was_promised(args)
+        )
 
     def _parse(self, *values: Any) -> SLO:
         stated = zip(_SLO_KEYS, values, strict=True)

@@ -61,6 +61,7 @@ class RequestTable:
         # Two reasons not to touch a request, kept apart: where the one ends, the other still holds.
         self._protected: set[int] = set()
         self._loras_short = False
+        self._num_promised = 0
 
     def add(self, request: EngineRequest, stated: StatedSLO) -> int | None:
         """Add a row for a newly queued request; return its slot, or ``None`` for a request that is not ours to plan."""
@@ -74,6 +75,7 @@ class RequestTable:
         self.request_at += [None] * (self.rows.capacity - len(self.request_at))
         self.slot_of[request.request_id] = slot
         self.request_at[slot] = request
+        self._num_promised += stated.promised
         if self._reader.is_blocked(request):
             self.rows.state[slot] = State.BLOCKED
             self._blocked[slot] = request
@@ -359,6 +361,7 @@ class RequestTable:
         if slot is None:
             return
         self._counts.left(request.request_id, None)
+        self._num_promised -= bool(self.rows.promised[slot])
         self.request_at[slot] = None
         self._blocked.pop(slot, None)
         self._loading.discard(slot)
@@ -410,9 +413,16 @@ class RequestTable:
         return self._lora_of.get(self.request_at[slot].request_id)
 
     def _mark(self, slot: int) -> None:
-        """Set whether a plan may preempt or pause the request in ``slot``: yes, unless a reason forbids it."""
+        """Set whether a plan may preempt or pause the request in ``slot``: yes, unless a reason forbids it.
+
+        One that was promised its targets keeps its place.
+        """
         request = self.request_at[slot]
-        held = slot in self._protected or (self._loras_short and request.request_id in self._lora_of)
+        held = (
+            slot in self._protected
+            or bool(self.rows.promised[slot])
+            or (self._loras_short and request.request_id in self._lora_of)
+        )
         self.rows.preemptable[slot] = self.rows.pausable[slot] = not held and self._reader.may_be_skipped(request)
 
     def snapshot(
@@ -441,6 +451,7 @@ class RequestTable:
             engine,
             None if holding is None else lambda slot: holding(self.request_at[slot]),
             shared_blocks=shared_blocks,
+            has_promised=self._num_promised > 0,
         )
 
     def read_running(self) -> IntArray:

@@ -20,7 +20,7 @@ from sloserve.scheduler.admission.queue_view import Elsewhere, WaitingPlace
 from sloserve.scheduler.class_settings import SECONDS, Classes, Seconds, class_table, no_class
 from sloserve.scheduler.engine_flags import OWN_ORDER, check_chunks, check_order
 from sloserve.scheduler.priority_settings import PriorityTables
-from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.scheduler.registry import make_policy, parse_policy, policy_class
 from sloserve.scheduler.server_keys import read_server_keys
 from sloserve.scheduler.share_settings import ShareSettings
 from sloserve.scheduler.task_settings import MaxTasks, TaskAliases
@@ -74,6 +74,8 @@ class AdmissionSettings(_Settings):
             their class; ``predict`` refuses besides requests with targets that are predicted to be missed.
         max_waiting: One number for each class, or a number by class; 1024 for a class that is not named.
         min_chance: Least predicted chance to meet its TTFT and e2e targets with which ``predict`` admits a request.
+        promises: Which promises may be given to requests that ask for one: ``any``, the promises of ``classes`` alone,
+            or none (``off``).
     """
 
     mode: Annotated[Literal["none", "cap", "predict"], Allowed("one of none, cap, predict")] = "none"
@@ -84,6 +86,7 @@ class AdmissionSettings(_Settings):
         Allowed("a whole number >= 1, or a mapping of class to one"),
     ] = MAX_WAITING
     min_chance: Annotated[float, Field(strict=True, gt=0.0, lt=1.0), Allowed("a number above 0 and below 1")] = 0.5
+    promises: Annotated[Literal["any", "classes", "off"], Allowed("one of any, classes, off")] = "any"
 
     def make(
         self,
@@ -91,6 +94,8 @@ class AdmissionSettings(_Settings):
         still_waiting: Callable[[WaitingPlace], bool],
         elsewhere: Elsewhere | None = None,
         shares: ShareSettings | None = None,
+        *,
+        orders: bool = True,
     ) -> Admission:
         """Create an admission with these settings; under mode ``none`` it predicts and refuses none.
 
@@ -99,17 +104,26 @@ class AdmissionSettings(_Settings):
             still_waiting: Function that returns whether a place's request has yet to emit its first token.
             elsewhere: Other processes that admit requests to this engine; ``None`` for none.
             shares: Shares of the tenants; ``None`` where they have none.
+            orders: Whether the policy orders requests at all, and so can serve promised ones first.
         """
         tenants = None if shares is None else TenantTable(shares.weights)
         admission = Admission(class_names, still_waiting, elsewhere=elsewhere, tenants=tenants)
-        self.set_rules(admission, class_names, shares)
+        self.set_rules(admission, class_names, shares, orders=orders)
         return admission
 
-    def set_rules(self, admission: Admission, class_names: Sequence[str], shares: ShareSettings | None = None) -> None:
+    def set_rules(
+        self,
+        admission: Admission,
+        class_names: Sequence[str],
+        shares: ShareSettings | None = None,
+        *,
+        orders: bool = True,
+    ) -> None:
         """Set the rules of ``admission`` to the rules of these settings; parameters as for :meth:`make`."""
         caps = None if self.mode == "none" else {name: self.cap(name) for name in class_names}
         min_chance = self.min_chance if self.mode == "predict" else None
-        admission.set_rules(caps, min_chance, None if shares is None else shares.weights)
+        promises = self.promises if orders else "policy"
+        admission.set_rules(caps, min_chance, None if shares is None else shares.weights, promises)
 
     def cap(self, class_name: str) -> int:
         """Return how many requests of a class may wait."""
@@ -188,7 +202,7 @@ class PluginSettings(_Settings):
     keys: Annotated[str | None, Allowed("the path of a file of keys")] = None
     trusted_proxies: Proxies = LOOPBACK
     tenant_shares: Annotated[ShareSettings | None, Allowed("a mapping with half_life_s, weights")] = None
-    admission: Annotated[AdmissionSettings, Allowed("a mapping with mode, max_waiting, min_chance")] = (
+    admission: Annotated[AdmissionSettings, Allowed("a mapping with mode, max_waiting, min_chance, promises")] = (
         AdmissionSettings()
     )
     max_body_bytes: Annotated[int, Field(strict=True, ge=1), Allowed("a whole number of bytes >= 1")] = MAX_BODY_BYTES
@@ -222,6 +236,11 @@ class PluginSettings(_Settings):
             task_aliases=self.task_aliases,
             priorities=PriorityHeaders(self.priority_headers),
         )
+
+    @property
+    def orders_requests(self) -> bool:
+        """Whether requests are ordered by anything but their arrival."""
+        return bool(policy_class(self.policy).needs) or self.tenant_shares is not None
 
     def make_lengths(self) -> LengthAtAdmission | None:
         """Return the predictor of ``length_model``.

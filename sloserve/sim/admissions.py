@@ -13,8 +13,7 @@ from sloserve.core.files.model import check_model
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.registry import parse_policy
-from sloserve.scheduler.settings import AdmissionSettings
-from sloserve.scheduler.share_settings import ShareSettings
+from sloserve.scheduler.settings import AdmissionSettings, PluginSettings
 
 NONE, VLLM = "none", "vllm"
 MODES = (NONE, "cap", "predict", VLLM)
@@ -47,9 +46,17 @@ def limit_queue(settings: EngineSettings, admission: str) -> EngineSettings:
     return replace(settings, max_num_queued_reqs=reqs, max_num_queued_tokens=tokens)
 
 
-def make_front(admission: str, class_names: Sequence[str], shares: ShareSettings | None = None) -> Admission:
-    """Return a new admission, by tenant where they have shares. Raises: ConfigError."""
-    return parse_admission(admission)[0].make(class_names, lambda place: True, shares=shares)
+def make_front(admission: str, class_names: Sequence[str], settings: PluginSettings | None = None) -> Admission:
+    """Return a new admission, by tenant where they have shares. Raises: ConfigError.
+
+    Args:
+        admission: Text of the admission.
+        class_names: Names of the service classes.
+        settings: Settings of the engine; ``None`` for stock vLLM, which keeps no promise.
+    """
+    shares = None if settings is None else settings.tenant_shares
+    orders = settings is not None and settings.orders_requests
+    return parse_admission(admission)[0].make(class_names, lambda place: True, shares=shares, orders=orders)
 
 
 def _number(text: str, name: str, value: str) -> float | int:

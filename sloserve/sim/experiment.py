@@ -360,8 +360,8 @@ def _serve(task: Task, on_progress: Callable[[int], None] | None = None) -> RunL
 def engine_of(task: Task) -> "VirtualEngine | ModelEngine":
     """Return a new engine for a run of ``task``."""
     # Admission predicts even without a limit, so that promises can be judged; the requests do not notice.
-    shares = None if task.config is None else plugin_settings(task.config).tenant_shares
-    front = make_front(task.admission, task.class_names, shares)
+    settings = None if task.config is None else plugin_settings(task.config)
+    front = make_front(task.admission, task.class_names, settings)
     costs = planning_costs().times(task.plan_cost)
     make_engine = engine_class(task.engine_kind)
     return make_engine(task.engine, task.profile, task.config, front, planning_costs=costs, noise=task.noise)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from sloserve.core.errors import DeadlinePassed, Evicted, InvalidRequest, Rejected
 from sloserve.core.predicted import Predicted, Quantiles
+from sloserve.core.promises import Promised
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO
 from sloserve.wire.body import LENGTH_HINT, BodyFields, read_body
@@ -77,6 +78,7 @@ class HTTPContext:
         served: Outcomes of its calls of the engine that ended, in the order in which they ended.
         rejection: Why the request was refused or given up, if it was.
         predicted: Predictions for its calls of the engine, made at their admission.
+        promised: What its requests that ask for a promise were promised, or why nothing was.
         tier: The ``service_tier`` to state in the response.
         requests: Calls of the engine that were admitted.
         says_end: Whether :meth:`answer_ends` is called in the end, so that requests can wait for further calls until
@@ -94,6 +96,7 @@ class HTTPContext:
     served: list[ServedRequest] = field(default_factory=list)
     rejection: Rejected | Evicted | None = None
     predicted: list[Predicted] = field(default_factory=list)
+    promised: list[Promised | str] = field(default_factory=list)
     tier: str | None = None
     requests: list[RequestHandle] = field(default_factory=list)
     says_end: bool = False

@@ -16,6 +16,7 @@ from sloserve.core.errors import (
     Forbidden,
     InvalidRequest,
     MalformedBody,
+    PromiseRefused,
     QueueFull,
     RateLimited,
     Rejected,
@@ -43,6 +44,7 @@ STATUS: dict[type[SloServeError], HTTPStatus] = {
     QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
     RateLimited: HTTPStatus.TOO_MANY_REQUESTS,
     SLOUnattainable: HTTPStatus.TOO_MANY_REQUESTS,
+    PromiseRefused: HTTPStatus.TOO_MANY_REQUESTS,
     Evicted: HTTPStatus.SERVICE_UNAVAILABLE,
     DeadlinePassed: HTTPStatus.TOO_MANY_REQUESTS,
     ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -57,6 +59,7 @@ STATUS: dict[type[SloServeError], HTTPStatus] = {
 REASON: dict[type[SloServeError], str] = {
     QueueFull: "rejected-saturated",
     SLOUnattainable: "rejected-slo-unattainable",
+    PromiseRefused: "rejected-promise",
     DeadlinePassed: "rejected-ttl-expired",
 }
 """Value of ``x-slo-dropped-reason``."""
@@ -64,6 +67,7 @@ REASON: dict[type[SloServeError], str] = {
 LLM_D_REASON: dict[type[SloServeError], str] = {
     QueueFull: "rejected-saturated",
     SLOUnattainable: "rejected-saturated",
+    PromiseRefused: "rejected-saturated",
     DeadlinePassed: "rejected-ttl-expired",
     ShuttingDown: "rejected-shutting-down",
 }

@@ -7,7 +7,7 @@ another software's, and is passed over unless the deployment has it refused.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from sloserve.core import numbers
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.nearest import nearest
 from sloserve.core.predicted import Predicted, Quantiles, worst
+from sloserve.core.promises import Promised
 from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S
 
 FIELDS = {
@@ -358,6 +359,18 @@ def predictions(predicted: Iterable[Predicted], task: Quantiles | None = None) -
         for name, found, ms in figures
         if found is not None
     ]
+
+
+def promise_header(given: Sequence[Promised | str]) -> str:
+    """Return what one HTTP request was promised, as a structured field (RFC 8941): ``0.99``, or ``none;why=late``.
+
+    Args:
+        given: The promise of each of its calls of the engine that asks for one, or why it has none; at least one.
+    """
+    refused = next((one for one in given if isinstance(one, str)), None)
+    if refused is not None:
+        return f"none;why={refused}"
+    return f"{min(one.level for one in given if not isinstance(one, str)):g}"
 
 
 def _whole_ms(seconds: float) -> str:

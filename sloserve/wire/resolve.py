@@ -20,7 +20,15 @@ from sloserve.wire.body import BodyFields
 from sloserve.wire.headers import Field, HeaderFields, HeaderRules, read_headers
 from sloserve.wire.priorities import PriorityHeaders
 from sloserve.wire.tasks import DEFAULT_ALIASES, StatedTask, overlaid, stated_task, without_task
-from sloserve.wire.xargs import PREFIX, TARGET_KEYS, parse_slo, stated_targets
+from sloserve.wire.xargs import (
+    PREFIX,
+    PROMISE,
+    PROMISE_FALLBACK,
+    TARGET_KEYS,
+    parse_slo,
+    stated_promise,
+    stated_targets,
+)
 
 CLASS = "slo_class"
 TIERS = ("default", "priority", "flex", "scale")
@@ -177,6 +185,10 @@ def _held(ceiling: SLOClass, slo: SLO, merged: Mapping[str, Any]) -> dict[str, A
             del lowered[key]
             if value is not None:
                 lowered[key] = value / factor
+    wish = stated_promise(merged)
+    if wish is not None and (ceiling.promise is None or wish.level > ceiling.promise.level):
+        lowered.pop(PROMISE)
+        lowered.pop(PROMISE_FALLBACK, None)
     return lowered
 
 

@@ -69,7 +69,11 @@ def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
     if slo_class is not None and (not isinstance(slo_class, str) or slo_class not in classes):
         raise InvalidRequest("slo_class", slo_class, f"one of {', '.join(classes.names)}")
     stated_output_tokens(extra_args)
-    return classes.slo(slo_class, targets, stated_promise(args))
+    promise = stated_promise(args)
+    slo = classes.slo(slo_class, targets, promise)
+    if promise is not None and not slo.targets:
+        raise InvalidRequest(PROMISE, args[PROMISE], f"possible without a target; state {', '.join(TARGET_KEYS)}")
+    return slo
 
 
 def _states_slo(key: Any) -> bool:

@@ -1,6 +1,7 @@
 """The planner between an engine's events: who has aged is protected once admitted, and its slot afterwards is not."""
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from sloserve.core.stated import StatedSLO
 from sloserve.engine.planner import Planner
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.virtual.engine_settings import EngineSettings
-from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.scheduler.registry import make_policy, parse_policy, policy_class, policy_names
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.scheduler import ModelScheduler
@@ -101,3 +102,35 @@ def test_who_is_blocked_no_more_counts_in_the_step_that_may_admit_it(
     pending[0] = False
     engine.planner.next_step(0.1, 0.1)
     assert seen == [[engine.slot(request)]]
+
+
+ORDERING = [name for name in policy_names() if policy_class(name).needs]
+
+
+@pytest.mark.parametrize("policy", ORDERING)
+def test_promised_requests_are_admitted_first_under_every_policy_that_orders(policy: str) -> None:
+    """The promised ones arrive last, are of the least urgent class, and are due last."""
+    engine = Engine(policy)
+    requests = []
+    for i in range(12):
+        promised = i >= 9
+        slo_class = list(DEFAULT_CLASSES)[-1 if promised else 0]
+        slo = SLO(slo_class, Targets(ttft_s=50.0 if promised else 5.0, e2e_s=500.0 if promised else 50.0))
+        request = engine.scheduler.requests.add(WorkloadRequest(str(i), 0.1 * i, 20, 50, slo), 0.1 * i, 50)
+        stated = StatedSLO(slo, DEFAULT_CLASSES.names.index(slo_class.name), None, promised=promised)
+        engine.planner.arrived(request, stated, 0.1 * i)
+        requests.append(request)
+    engine.scheduler.waiting = np.array([request.index for request in requests])
+    order = engine.planner.next_step(2.0, 2.0).plan.waiting
+    assert order is not None
+    assert set(order[:3].tolist()) == {engine.slot(request) for request in requests[9:]}
+    assert [engine.may(request) for request in requests] == [(i < 9, i < 9) for i in range(12)]
+
+
+def test_when_the_last_promised_request_has_ended_no_order_is_changed() -> None:
+    engine = Engine("edf")
+    request = engine.scheduler.requests.add(WorkloadRequest("a", 0.0, 100, 50, SLO_OF_ALL), 0.0, 50)
+    engine.planner.arrived(request, replace(STATED, promised=True), 0.0)
+    assert engine.planner.table.snapshot(engine.planner._facts()).has_promised
+    engine.planner.finished(request, 1.0)
+    assert not engine.planner.table.snapshot(engine.planner._facts()).has_promised

@@ -119,7 +119,7 @@ EVERYTHING = {
     "unknown_class": "default",
     "tenants": {"acme": "jobs"},
     "tenant_default": "chat",
-    "admission": {"mode": "predict", "max_waiting": {"chat": 3}, "min_chance": 0.1},
+    "admission": {"mode": "predict", "max_waiting": {"chat": 3}, "min_chance": 0.1, "promises": "classes"},
     "max_body_bytes": 1000,
     "max_tenant_labels": 0,
     "hung_after_s": 60.0,
@@ -251,12 +251,15 @@ def test_policies_that_cannot_be_made(section: dict[str, Any], told: list[tuple[
         ),
         ({"service_tiers": "flex"}, "sloserve.service_tiers: 'flex' is not a mapping of service tier to class"),
         ({"unknown_class": "ignore"}, "sloserve.unknown_class: 'ignore' is not one of reject, default"),
-        ({"admission": "cap"}, "sloserve.admission: 'cap' is not a mapping with mode, max_waiting, min_chance"),
+        (
+            {"admission": "cap"},
+            "sloserve.admission: 'cap' is not a mapping with mode, max_waiting, min_chance, promises",
+        ),
         ({"admission": {"mode": "capp"}}, "sloserve.admission.mode: 'capp' is not one of none, cap, predict"),
         (
             {"admission": {"max_waitin": 1}},
-            "sloserve.admission.max_waitin: is unknown; known here: mode, max_waiting, min_chance; did you mean "
-            "'max_waiting'?",
+            "sloserve.admission.max_waitin: is unknown; known here: mode, max_waiting, min_chance, promises; did "
+            "you mean 'max_waiting'?",
         ),
         ({"admission": {"min_chance": 1.0}}, "sloserve.admission.min_chance: 1.0 is not a number above 0 and below 1"),
         (

@@ -10,6 +10,7 @@ from sloserve.core.errors import Rejected
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
+from sloserve.core.promises import Promised
 from sloserve.core.request import WorkloadRequest
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.length.at_admission import LengthAtAdmission
@@ -33,6 +34,7 @@ class VirtualFrontEnd:
         self._admission = admission
         self._tickets: dict[str, Ticket] = {}
         self._predicted: dict[str, Predicted | None] = {}
+        self._promised: dict[str, Promised] = {}
         self._queued_tokens: dict[str, int] = {}
         self._queued_tokens_sum = 0
         self._in_flight = 0
@@ -59,9 +61,12 @@ class VirtualFrontEnd:
             forecast = self._admission.forecast(new, now_s)
             self._predicted[item.request_id] = forecast.predicted
             try:
-                self._tickets[item.request_id] = self._admission.admit(new, forecast, item.request_id, now_s)
+                ticket = self._admission.admit(new, forecast, item.request_id, now_s)
             except Rejected:
                 return False
+            self._tickets[item.request_id] = ticket
+            if ticket.promised is not None:
+                self._promised[item.request_id] = ticket.promised
         self._queued_tokens[item.request_id] = item.prompt_tokens
         self._queued_tokens_sum += item.prompt_tokens
         self._in_flight += 1
@@ -86,6 +91,10 @@ class VirtualFrontEnd:
     def predicted(self, request_id: str) -> Predicted | None:
         """Return the latency that was predicted for a request at its admission."""
         return self._predicted.get(request_id)
+
+    def promised(self, request_id: str) -> Promised | None:
+        """Return the promise that a request was given at its admission; ``None`` for none."""
+        return self._promised.get(request_id)
 
     def started(self, request_id: str, now_s: float) -> None:
         """Record that the first token leaves the engine."""

@@ -8,6 +8,8 @@ when to retry, if a retry helps. The rules are, in order:
 - a request with a chance to meet its TTFT target, or its e2e target, that is predicted to be below ``min_chance`` is
   refused while others of its class wait, with the time at which the queue should be short enough. If none waits, it is
   admitted, whatever was learnt before: otherwise a wrong prediction would keep away the requests that correct it;
+- a request that asks for a promise which cannot be given (:mod:`sloserve.scheduler.admission.promising`) is refused,
+  unless it is to be served without the promise then;
 - a class at its cap is full. Places count that are kept for clients that were refused before and asked to retry about
   now (:mod:`sloserve.scheduler.admission.kept_places`): a client that has waited comes before one that has not.
 
@@ -34,11 +36,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sloserve.core.errors import ConfigError, QueueFull, SLOUnattainable
+from sloserve.core.errors import ConfigError, PromiseRefused, QueueFull, SLOUnattainable
 from sloserve.core.finished import TOLERANCE_S, Latency
-from sloserve.core.slo import DUE_NOW_S, Targets
+from sloserve.core.promises import Promised
+from sloserve.core.slo import DUE_NOW_S, SLO, Targets
 from sloserve.core.tenants import TenantTable
 from sloserve.scheduler.admission.prediction import ArrivingRequest, Figure, Forecast, Predictor
+from sloserve.scheduler.admission.promising import OpenUse, Promising
 from sloserve.scheduler.admission.queue_view import Backlog, Elsewhere, Queue, WaitingPlace
 
 UNCALIBRATED = 0.5
@@ -74,11 +78,15 @@ class Admission:
         """
         self._tenants = tenants
         self._backlog = Backlog(class_names, still_waiting, elsewhere, tenants)
-        self._predictor = Predictor(class_names)
+        self._predictor, self._promising = Predictor(class_names), Promising(class_names)
         self.set_rules(caps, min_chance)
 
     def set_rules(
-        self, caps: Mapping[str, int] | None, min_chance: float | None, weights: Mapping[str, float] | None = None
+        self,
+        caps: Mapping[str, int] | None,
+        min_chance: float | None,
+        weights: Mapping[str, float] | None = None,
+        promises: str = "any",
     ) -> None:
         """Set the rules of refusal for requests that come later; requests that wait keep their places.
 
@@ -86,6 +94,8 @@ class Admission:
             caps: Most requests of each class that may wait, at least 1; ``None`` for no limit.
             min_chance: Least chance to meet its targets with which a request is admitted; ``None`` to admit all.
             weights: Weight of each tenant, where tenants have shares; ``None`` leaves them as they are.
+            promises: Which promises may be given: ``any``, the ones of ``classes`` alone, none (``off``), or none
+                because the ``policy`` serves no request first.
 
         Raises: ConfigError for a cap or a chance out of range, and nothing has changed.
         """
@@ -94,7 +104,7 @@ class Admission:
                 raise ConfigError(f"admission.max_waiting of class {name!r}: {cap} is not a whole number >= 1")
         if min_chance is not None and not 0.0 < min_chance < 1.0:
             raise ConfigError(f"admission.min_chance: {min_chance} is not within 0..1, ends excluded")
-        self._caps, self._min_chance = caps, min_chance
+        self._caps, self._min_chance, self._promises = caps, min_chance, promises
         self._predictor.set_levels(() if min_chance is None else (min_chance,))
         if weights is not None and self._tenants is not None:
             self._tenants.set_weights(weights)
@@ -133,14 +143,38 @@ class Admission:
         together, queue = together or Together(), self._backlog.queue_of(new.slo.slo_class.name, new.tenant)
         if not together.tickets:
             together.found_none_waiting = self._is_idle(new.slo.slo_class.name, queue, now_s)
+        use = self._promising.foresee(new, forecast, now_s) if new.slo.targets else None
         if together.is_decided or together.is_let_in:
             place = queue.enter(request, now_s)
         else:
             place = self._checked_place(new, forecast, queue, request, now_s, together)
+        why = None
+        if use is not None and new.slo.promise is not None:
+            why = self._promise(new, forecast, use, place, now_s)
         self._predictor.admitted(new, forecast)
-        ticket = Ticket(new, forecast, place, self._predictor)
+        if use is not None:
+            self._promising.watch(use)
+        ticket = Ticket(new, forecast, place, self._predictor, self._promising, use, why)
         together.add(ticket)
         return ticket
+
+    def _promise(
+        self, new: ArrivingRequest, forecast: Forecast, use: OpenUse, place: WaitingPlace, now_s: float
+    ) -> str | None:
+        """Promise a request its targets; return why no promise is given if it is served without one.
+
+        Raises: PromiseRefused, and the place of the request is free again.
+        """
+        others = self._backlog.all_waiting - 1 - self._promising.waiting
+        try:
+            _check_allowed(self._promises, new.slo)
+            self._promising.promise(use, new, forecast, max(others, 0))
+        except PromiseRefused as error:
+            if new.slo.promise is not None and new.slo.promise.falls_back:
+                return error.why
+            place.left(now_s)
+            raise
+        return None
 
     def _is_idle(self, name: str, queue: Queue, now_s: float) -> bool:
         """Return whether no request of the class waits anywhere, and no place of the queue is kept for any."""
@@ -283,6 +317,25 @@ class Admission:
             )
 
 
+def _check_allowed(promises: str, slo: SLO) -> None:
+    """Raise PromiseRefused unless promises such as the request's may be given at all."""
+    name = slo.slo_class.name
+    if promises == "policy":
+        raise PromiseRefused(
+            "the policy of this server serves requests in order of arrival and keeps no promise; ask without "
+            "x-slo-promise, or send x-slo-promise-fallback: 1",
+            "policy",
+            name,
+        )
+    if promises == "off" or (promises == "classes" and slo.promise != slo.slo_class.promise):
+        raise PromiseRefused(
+            f"this server gives requests of class {name!r} no such promise; ask without x-slo-promise, or send "
+            "x-slo-promise-fallback: 1",
+            "off",
+            name,
+        )
+
+
 def _least(
     targets: Targets, output_tokens: int | None, ttft_s: float | None, tpot_s: float | None
 ) -> Iterator[tuple[str, float, float]]:
@@ -315,17 +368,45 @@ class Ticket:
     """One admitted request, from which the predictor learns.
 
     Every event counts once, so that ``ended`` may be called at the end of every request.
+
+    Attributes:
+        why_no_promise: Why it is served without the promise that it asks for; ``None`` if it has it, or asks for none.
     """
 
-    __slots__ = ("new", "forecast", "place", "_predictor", "_judged", "_is_typical")
+    __slots__ = (
+        "new",
+        "forecast",
+        "place",
+        "why_no_promise",
+        "_predictor",
+        "_promising",
+        "_use",
+        "_judged",
+        "_is_typical",
+    )
 
-    def __init__(self, new: ArrivingRequest, forecast: Forecast, place: WaitingPlace, predictor: Predictor) -> None:
+    def __init__(
+        self,
+        new: ArrivingRequest,
+        forecast: Forecast,
+        place: WaitingPlace,
+        predictor: Predictor,
+        promising: Promising,
+        use: OpenUse | None,
+        why_no_promise: str | None,
+    ) -> None:
         self.new = new
         self.forecast = forecast
         self.place = place
-        self._predictor = predictor
+        self.why_no_promise = why_no_promise
+        self._predictor, self._promising, self._use = predictor, promising, use
         self._judged = False
         self._is_typical = True
+
+    @property
+    def promised(self) -> Promised | None:
+        """The promise that was given; ``None`` for none."""
+        return None if self._use is None else self._use.promised
 
     def started(self, now_s: float) -> None:
         """Record that the first token leaves now."""
@@ -361,6 +442,8 @@ class Ticket:
             output_tokens: Tokens of its output.
             now_s: The present time, in seconds.
         """
+        if self._use is not None:
+            self._promising.ended(self._use, latency if self._is_typical else None, now_s)
         if latency is None:
             self.place.left(now_s)
             self._predictor.gave_up(self.forecast)
@@ -373,6 +456,8 @@ class Ticket:
     def _judge(self, ttft_s: float, now_s: float) -> None:
         if not self._judged:
             self._judged = True
+            if self._use is not None:
+                self._promising.started(self._use, ttft_s, now_s)
             self._predictor.started(self.new, self.forecast, ttft_s, now_s)
 
 

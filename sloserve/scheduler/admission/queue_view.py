@@ -134,6 +134,11 @@ class Backlog:
         return self._classes[class_name].waiting_anywhere
 
     @property
+    def all_waiting(self) -> int:
+        """Number of requests that are booked as waiting in this process, of all classes."""
+        return sum(of_class.waiting for of_class in self._classes.values())
+
+    @property
     def is_empty(self) -> bool:
         """Whether no request waits, in no class and in no process."""
         return not any(of_class.waiting_anywhere for of_class in self._classes.values())

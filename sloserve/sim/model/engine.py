@@ -34,7 +34,7 @@ from sloserve.sim.model.model_requests import FREE, RUNNING
 from sloserve.sim.model.planned import PlannedScheduler
 from sloserve.sim.model.scheduler import ModelScheduler
 from sloserve.sim.model.step import Batch
-from sloserve.wire.xargs import to_xargs, with_internal
+from sloserve.wire.xargs import to_xargs, with_internal, with_promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,8 @@ class ModelEngine(EventLoop):
             if planned is not None and planned.planner is not None and self._stated is not None:
                 call = None if item.call is None else item.call.later(epoch_s)
                 args = with_internal(to_xargs(item.slo, item.output_tokens), length, item.tenant or None, call)
+                if self._front_end.promised(item.request_id) is not None:
+                    args = with_promise(args)
                 planned.state(request, self._stated.read(args, item.adapter or None))
         scheduler.add(added)
 
@@ -287,6 +289,7 @@ class ModelEngine(EventLoop):
                     stages,
                     self._num_swaps(request_id),
                     int(counts.found[index]),
+                    self._front_end.promised(request_id),
                 )
             logs.append(log)
         return logs

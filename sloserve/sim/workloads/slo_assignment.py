@@ -88,7 +88,9 @@ class SLOAssignment:
         drawn = self._drawn(class_draw)
         rules = {rule.slo_class.name: rule for rule in self.rules}
         speeds = {name: rule.speeds.at(speed_draw) for name, rule in rules.items() if rule.speeds is not None}
-        shared = {name: SLO(rule.slo_class, rule.slo_class.targets) for name, rule in rules.items()}
+        shared = {
+            name: SLO(rule.slo_class, rule.slo_class.targets, rule.slo_class.promise) for name, rule in rules.items()
+        }
         slos = []
         for i, (task, name) in enumerate(zip(trace.task, drawn, strict=True)):
             name = self.by_task.get(task, name)
@@ -101,7 +103,8 @@ class SLOAssignment:
                 tds=float(speeds[name][i]) if name in speeds else None,
                 e2e_s=rule.deadline.e2e_s(int(trace.output_tokens[i])) if rule.deadline else None,
             )
-            slos.append(SLO(rule.slo_class, own.over(rule.slo_class.targets)) if own else shared[name])
+            of_class = shared[name]
+            slos.append(SLO(rule.slo_class, own.over(of_class.targets), of_class.promise) if own else of_class)
         return slos
 
     def _drawn(self, quantile: np.ndarray) -> list[str | None]:

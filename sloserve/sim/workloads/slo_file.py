@@ -18,6 +18,7 @@ from sloserve.core.errors import ConfigError
 from sloserve.core.files.json_schema import JsonSchema, titled
 from sloserve.core.files.kinds import reading
 from sloserve.core.files.marked_yaml import Node, load_yaml
+from sloserve.core.promises import LEAST_LEVEL, MOST_LEVEL, PromiseWish
 from sloserve.core.slo import MAX_TARGET_S, MAX_TDS, SLOClass, Targets
 from sloserve.core.speeds import SPEEDS
 from sloserve.sim.workloads.slo_assignment import ClassRule, ScaledDeadline, SLOAssignment
@@ -56,6 +57,12 @@ _CLASS = {
     "prompt_ms": _Number("latency of a prompt in ms, with scale", MAX_TARGET_MS),
     "token_ms": _Number("latency of a token in ms, with scale", MAX_TARGET_MS),
     "rank": _Number("lower is more urgent; default: the order of the file", MAX_RANK, above=False),
+    "promise": _Number(
+        "probability of the promise that requests ask for; they are served without it where it cannot be given",
+        MOST_LEVEL,
+        LEAST_LEVEL,
+        above=False,
+    ),
     "aged_after_s": _Number("seconds of waiting after which a request counts as aged", MAX_TARGET_S),
 }
 _SCALED = ("scale", "prompt_ms", "token_ms")
@@ -155,9 +162,10 @@ def _class(name: str, node: Node, rank: int) -> ClassRule:
         tds=_tds(tds) if tds is not None and speeds is None else None,
     )
     default_age_s = SLOClass(name, rank).aged_after_s
-    age_s = _number(keys, "aged_after_s")
+    age_s, level = _number(keys, "aged_after_s"), _number(keys, "promise")
+    promise = None if level is None else PromiseWish(level, falls_back=True)
     return ClassRule(
-        slo_class=SLOClass(name, rank, targets, default_age_s if age_s is None else age_s),
+        slo_class=SLOClass(name, rank, targets, default_age_s if age_s is None else age_s, promise),
         share=_number(keys, "share"),
         speeds=speeds,
         deadline=_deadline(node, keys),

@@ -45,7 +45,7 @@ from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, 
 from sloserve.vllm_plugin.server.tracing import Tracing
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.xargs import of_further_call, stated_output_tokens, stating_keys, with_internal
+from sloserve.wire.xargs import of_further_call, stated_output_tokens, stating_keys, with_internal, with_promise
 
 
 class FrontEnd:
@@ -70,7 +70,11 @@ class FrontEnd:
         self.load = LoadShown(engine.vllm_config, self._boards, self._class_names, clock)
         self._tasks = RequestTasks(settings, pages, self._metrics.tasks, clock)
         self._admission = settings.admission.make(
-            settings.classes.names, self._still_waiting, self._boards, settings.tenant_shares
+            settings.classes.names,
+            self._still_waiting,
+            self._boards,
+            settings.tenant_shares,
+            orders=settings.orders_requests,
         )
         self._lengths = settings.make_lengths()
         self._sweeping = False
@@ -91,7 +95,9 @@ class FrontEnd:
         self._stated.follow(settings)
         if self._recorded is not None:
             self._recorded.follow(settings)
-        settings.admission.set_rules(self._admission, settings.classes.names, settings.tenant_shares)
+        settings.admission.set_rules(
+            self._admission, settings.classes.names, settings.tenant_shares, orders=settings.orders_requests
+        )
 
     def accept(
         self,
@@ -330,6 +336,12 @@ class FrontEnd:
             self._refuse(http, [*(one.observed for one in accepted), observed], error, new)
             raise GracefulHTTPError(str(error), errors.status(error)) from error
 
+        ticket = observed.ticket
+        if (promised := ticket.promised) is not None:
+            observed.promised = promised
+            sampling_params.extra_args = with_promise(sampling_params.extra_args)
+        if http is not None and observed.slo.promise is not None:
+            http.promised.append(promised or ticket.why_no_promise or "no-target")
         self._keep_swept()
 
     def _refuse(

@@ -21,6 +21,7 @@ from sloserve.core.clock import Clock
 from sloserve.core.errors import Evicted
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
+from sloserve.core.promises import Promised
 from sloserve.core.qoe import expectation
 from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO
@@ -67,6 +68,7 @@ class Observed:
         refusal: Why it was refused at its admission, and what it asked for; ``None`` unless it was.
         stop_string_found: Called with the engine's names of requests that a stop string ends; ``None`` for no call.
         predicted: Latency that was predicted at its admission.
+        promised: The promise that it was given; ``None`` for none.
         stated: The keys of ``vllm_xargs`` that state its SLO.
         task: The call of a task that it is, or is a part of; ``None`` if it states no task.
         task_call: The task as the engine gets it; a request of several calls of the engine gets one of its own.
@@ -97,6 +99,7 @@ class Observed:
         self.ticket: Ticket | None = None
         self.together: Together | None = None
         self.predicted: Predicted | None = None
+        self.promised: Promised | None = None
         self.stated: dict[str, Any] = {}
         self.task: TaskOfRequest | None = None
         self.task_call: TaskCall | None = None
@@ -219,6 +222,7 @@ class Observed:
             preemptions=found.preemptions,
             interruptions=found.interruptions,
             predicted=self.predicted,
+            promised=self.promised,
         )
 
 

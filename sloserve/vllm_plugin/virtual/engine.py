@@ -41,7 +41,7 @@ from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
 from sloserve.vllm_plugin.swap.messages import SwapReport, Traffic
 from sloserve.vllm_plugin.virtual.vllm_config import VOCABULARY, scheduler_arguments
-from sloserve.wire.xargs import to_xargs, with_internal
+from sloserve.wire.xargs import to_xargs, with_internal, with_promise
 
 # What these imports left lives to the end. Every run begins with a collection, which would walk it for 0.4 s.
 gc.freeze()
@@ -186,6 +186,8 @@ class VirtualEngine(EventLoop):
             length = self._front_end.length(item, epoch_s + item.arrival_s)
             call = None if item.call is None else item.call.later(epoch_s)
             stated = with_internal(to_xargs(item.slo, item.output_tokens), length, item.tenant or None, call)
+            if self._front_end.promised(item.request_id) is not None:
+                stated = with_promise(stated)
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0, extra_args=stated)
             params.update_from_generation_config({}, eos_token_id=_EOS)
             self.scheduler.add_request(
@@ -356,7 +358,16 @@ class VirtualEngine(EventLoop):
         stages = self._stages.ended(item.request_id, live.token_times_s[-1]) if outcome is Outcome.COMPLETED else None
         swaps = self._num_swaps(item.request_id)
         log = RequestLog(
-            item, outcome, times_s, num_preemptions, live.recomputed, predicted, stages, swaps, live.cached
+            item,
+            outcome,
+            times_s,
+            num_preemptions,
+            live.recomputed,
+            predicted,
+            stages,
+            swaps,
+            live.cached,
+            self._front_end.promised(item.request_id),
         )
         self._front_end.ended(item.request_id, log.latency, times_s.size, self._clock.now_s())
         self._done[item.request_id] = log

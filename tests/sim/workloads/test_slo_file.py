@@ -101,7 +101,7 @@ def test_scaled_deadline_follows_the_output() -> None:
         (
             "classes:\n  a:\n    ttft: 5\n",
             "f.yaml:3:5: classes.a.ttft: unknown key; allowed: share, ttft_ms, tpot_ms, e2e_ms, tds, scale, "
-            "prompt_ms, token_ms, rank, aged_after_s; did you mean 'ttft_ms'?",
+            "prompt_ms, token_ms, rank, promise, aged_after_s; did you mean 'ttft_ms'?",
         ),
         ("classes: {a: {t_p_ms: 5}}", "unknown key; allowed: "),
         ("classes: {a: {tds: speaking}}", "'speaking' is not a number above 0, up to 10000, or one of reading, voice"),

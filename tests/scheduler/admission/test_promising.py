@@ -1,0 +1,151 @@
+"""Promises at admission: when one is given, refused or kept, against a server that serves promised requests first."""
+
+import heapq
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from sloserve.core.errors import PromiseRefused
+from sloserve.core.finished import Latency
+from sloserve.core.promises import PromiseWish
+from sloserve.core.slo import SLO, ClassTable, SLOClass, Targets
+from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.promising import use_of
+
+T0 = 1_700_000_000.0
+CLASSES = ClassTable({"chat": SLOClass("chat", 0)}, "chat")
+WISH, FALLS_BACK = PromiseWish(0.99), PromiseWish(0.99, falls_back=True)
+
+
+def request(
+    now_s: float, ttft_s: float | None = 2.0, promise: PromiseWish | None = WISH, prompt_tokens: int = 100
+) -> ArrivingRequest:
+    slo = SLO(CLASSES["chat"], Targets(ttft_s=ttft_s), promise)
+    return ArrivingRequest(slo, now_s, prompt_tokens)
+
+
+@dataclass
+class PromisedFirst:
+    """A server of one request at a time, 1 ms a prompt token, that takes promised requests first."""
+
+    admission: Admission = field(default_factory=lambda: Admission(("chat",), lambda place: True))
+    busy_until_s: float = T0
+    queue: list[tuple[bool, int, Ticket]] = field(default_factory=list)
+    uses: list[float] = field(default_factory=list)
+
+    def offer(self, new: ArrivingRequest) -> Ticket:
+        self.until(new.arrival_s)
+        forecast = self.admission.forecast(new, new.arrival_s)
+        ticket = self.admission.admit(new, forecast, None, new.arrival_s)
+        heapq.heappush(self.queue, (ticket.promised is None, len(self.uses) + len(self.queue), ticket))
+        return ticket
+
+    def until(self, now_s: float) -> None:
+        while self.queue:
+            starts_s = max(self.busy_until_s, self.queue[0][2].new.arrival_s)
+            first_s = starts_s + 1e-3 * (self.queue[0][2].new.prompt_tokens or 0)
+            if first_s > now_s:
+                return
+            _, _, ticket = heapq.heappop(self.queue)
+            self.busy_until_s = first_s
+            ticket.started(first_s)
+            latency = Latency(first_s - ticket.new.arrival_s, 0.0, first_s - ticket.new.arrival_s)
+            ticket.ended(latency, 1, first_s)
+            if ticket.promised is not None:
+                self.uses.append(use_of(ticket.new.slo.targets, latency))
+
+
+def taught() -> PromisedFirst:
+    """A server that is idle, and that has served 20 requests without and 20 with a promise, one after another."""
+    server = PromisedFirst()
+    for i in range(40):
+        server.offer(request(T0 + i, promise=None if i < 20 else FALLS_BACK, prompt_tokens=50 + 10 * (i % 20)))
+    server.until(T0 + 50.0)
+    return server
+
+
+def test_nothing_is_promised_of_a_class_of_which_nothing_is_known() -> None:
+    server = PromisedFirst()
+    with pytest.raises(PromiseRefused, match="promise of 0.99: too few requests of its class have ended") as refused:
+        server.offer(request(T0))
+    assert refused.value.why == "unknown" and server.admission.waiting("chat") == 0
+    ticket = server.offer(request(T0, promise=FALLS_BACK))
+    assert ticket.promised is None and ticket.why_no_promise == "unknown" and server.admission.waiting("chat") == 1
+
+
+def test_targets_that_can_be_kept_are_promised_and_others_are_not() -> None:
+    server = taught()
+    with pytest.raises(PromiseRefused, match=r"a latency of 3\.\d* times its target is predicted") as refused:
+        server.offer(request(T0 + 60.0, ttft_s=0.03))
+    assert refused.value.why == "late"
+    given = server.offer(request(T0 + 60.0, ttft_s=0.5)).promised
+    assert given is not None and given.level == 0.99 and given.delayed_s == 0.0
+    lower = server.offer(request(T0 + 70.0, promise=PromiseWish(0.8))).promised
+    assert lower is not None and lower.level == 0.9  # the next level of which coverage is known
+
+
+def test_a_promised_request_waits_for_promised_ones_alone_and_has_a_price() -> None:
+    server = taught()
+    for _ in range(50):
+        server.offer(request(T0 + 60.0, promise=None))
+    ticket = server.offer(request(T0 + 60.0, ttft_s=2.0))  # behind all of them it would take 5 s
+    assert ticket.promised is not None and ticket.promised.delayed_s == pytest.approx(50 * 0.1, rel=0.1)
+    server.until(T0 + 61.0)
+    assert server.uses[-1] <= 0.2
+
+
+def test_no_promise_is_given_at_the_expense_of_an_earlier_one() -> None:
+    server = taught()
+    assert server.offer(request(T0 + 60.0, ttft_s=0.29, prompt_tokens=200)).promised is not None
+    with pytest.raises(PromiseRefused, match="it would delay a request that was promised") as refused:
+        server.offer(request(T0 + 60.0, ttft_s=0.28, prompt_tokens=100))  # due earlier: it may be served before
+    assert refused.value.why == "others"
+    assert server.offer(request(T0 + 60.0, ttft_s=5.0)).promised is not None  # due later
+
+
+@pytest.mark.parametrize(
+    ("promises", "why", "words"),
+    [("policy", "policy", "order of arrival"), ("off", "off", "gives requests of class 'chat' no such promise")],
+)
+def test_an_operator_decides_who_may_be_promised_what(promises: str, why: str, words: str) -> None:
+    server = taught()
+    server.admission.set_rules(None, None, promises=promises)
+    with pytest.raises(PromiseRefused, match=words) as refused:
+        server.offer(request(T0 + 60.0))
+    assert refused.value.why == why
+    server.admission.set_rules(None, None, promises="classes")
+    with pytest.raises(PromiseRefused, match="no such promise"):
+        server.offer(request(T0 + 60.0))
+    of_class = replace(CLASSES["chat"], promise=WISH)
+    asked = replace(request(T0 + 60.0), slo=SLO(of_class, Targets(ttft_s=2.0), WISH))
+    assert server.offer(asked).promised is not None
+
+
+def test_an_aborted_request_gives_its_place_back_and_teaches_nothing() -> None:
+    server = taught()
+    admission, now_s = server.admission, T0 + 60.0
+    tickets = [admission.admit(new, admission.forecast(new, now_s), None, now_s) for new in [request(now_s)] * 5]
+    before = admission.forecast(request(now_s), now_s).ahead
+    for ticket in tickets:
+        ticket.ended(None, 0, now_s + 100.0)
+    assert before == 5 and admission.waiting("chat") == 0
+    assert server.offer(request(T0 + 170.0, ttft_s=0.5)).promised is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_few_promises_are_broken_at_one_and_a_half_times_the_load(seed: int) -> None:
+    """A request takes 0.1 s in the mean, 15 come a second, and all of them ask for a promise."""
+    server, rng, now_s = taught(), np.random.default_rng(seed), T0 + 100.0
+    given = offered = 0
+    for gap_s in rng.exponential(1.0 / 15.0, 6000):
+        now_s += float(gap_s)
+        new = request(now_s, float(rng.choice([1.0, 3.0])), FALLS_BACK, int(rng.integers(20, 181)))
+        given += server.offer(new).promised is not None
+        offered += 1
+    server.until(now_s + 1e6)
+    broken = sum(use > 1.0 for use in server.uses)
+    assert given > 0.5 * offered  # the server can serve two of three
+    assert broken <= 0.01 * given
