@@ -51,6 +51,30 @@ def targets_met(targets: Targets, measured: Latency | None) -> dict[str, bool]:
     return {name: found_s[name] <= limit_s + TOLERANCE_S for name, limit_s in limits_s.items() if limit_s is not None}
 
 
+def seconds_beyond(targets: Targets, measured: Latency | None, output_tokens: int) -> float:
+    """Return the seconds by which a request exceeded its targets: the largest excess if it missed several.
+
+    The excess over a TPOT or TDS target is the excess of each token after the first, times these tokens. A request that
+    was not completed has no time that could be compared: its e2e target counts, or 0 without one.
+
+    Args:
+        targets: The targets of the request.
+        measured: The latency of the request; ``None`` if it was not completed.
+        output_tokens: Number of its output tokens.
+    """
+    if measured is None:
+        return targets.e2e_s or 0.0
+    later = max(output_tokens - 1, 0)
+    limits = [
+        (measured.ttft_s, targets.ttft_s, 1),
+        (measured.e2e_s, targets.e2e_s, 1),
+        (measured.tpot_s, targets.tpot_s, later),
+        (measured.tpot_s, None if targets.tds is None else 1.0 / targets.tds, later),
+    ]
+    excesses_s = [(found_s - limit_s) * times for found_s, limit_s, times in limits if limit_s is not None]
+    return max([0.0, *(excess_s for excess_s in excesses_s if excess_s > TOLERANCE_S)])
+
+
 class FinishedRequest(ABC):
     """The outcome of one request. Each figure is computed once."""
 

@@ -9,6 +9,7 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
+from sloserve.core.promises import Promised
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.metrics.collectors import FrontEndMetrics
@@ -48,9 +49,20 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     metrics.tasks.task_started(0, "acme")
     metrics.tasks.task_late(0, "acme")
     slo = DEFAULT_CLASSES.slo(None, Targets(ttft_s=1.0))
-    told = Predicted(Quantiles(0.1, 0.2, 0.2), Quantiles(1.0, 2.0, 2.0))
+    told = Predicted(Quantiles(0.1, 0.2, 0.2), Quantiles(1.0, 2.0, 2.0), Quantiles(0.1, 0.2, 0.2))
     latency = Latency(0.1, 0.1, 1.0)
-    metrics.record(ServedRequest(slo, Outcome.COMPLETED, "acme", latency, qoe=1.0, output_tokens=10, predicted=told))
+    metrics.record(
+        ServedRequest(
+            slo,
+            Outcome.COMPLETED,
+            "acme",
+            latency,
+            qoe=1.0,
+            output_tokens=10,
+            predicted=told,
+            promised=Promised(0.99),
+        )
+    )
     _vllm_metrics(registry)
     _http3_metrics(registry)
     text = generate_latest(registry).decode()

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -11,13 +10,14 @@ from prometheus_client.registry import Collector
 from sloserve.core.attainment_window import TARGETS, AttainmentWindow, ratios
 from sloserve.core.clock import Clock
 from sloserve.core.finished import Latency
+from sloserve.core.judged_window import PredictionWindow
 from sloserve.core.latency_window import LatencyWindow
 from sloserve.core.outcome import Outcome
-from sloserve.core.predicted import LEVELS, PREDICTED, Predicted
+from sloserve.core.predicted import PREDICTED, Predicted
 from sloserve.core.served import ServedRequest
-from sloserve.core.stamps import Ring, latest
 from sloserve.engine.metrics.engine_metrics import PREFIX
-from sloserve.engine.metrics.process_page import COVERAGE_WINDOW, LATENCIES, Board
+from sloserve.engine.metrics.process_page import LATENCIES, Board
+from sloserve.engine.metrics.promise_metrics import ClassPromises, PromiseFamilies
 
 OUTCOMES: Final[tuple[Outcome, ...]] = tuple(outcome for outcome in Outcome if outcome is not Outcome.LOST)
 """Outcomes of live requests: only a simulation can lose a request."""
@@ -79,12 +79,15 @@ class Families:
         self.tenant_counts = {
             name: _counter(f"tenant_{name}", count.documentation, "tenant") for name, count in COUNTS.items()
         }
+        self.promises = PromiseFamilies()
         self.qoe = _histogram("qoe", "Quality of experience of streamed outputs, 0 to 1", QOE_BUCKETS)
         self.predicted_ttft = _histogram(
             "predicted_ttft_seconds", "Median TTFT predicted at admission, of completed requests", TTFT_BUCKETS_S
         )
         self.predicted_tpot = _histogram(
-            "predicted_tpot_seconds", "Median TPOT predicted at admission, of completed requests", TPOT_BUCKETS_S
+            "predicted_tpot_seconds",
+            "Median TPOT predicted at admission, of completed requests with several tokens",
+            TPOT_BUCKETS_S,
         )
         self.predicted_e2e = _histogram(
             "predicted_e2e_seconds", "Median e2e latency predicted at admission, of completed requests", E2E_BUCKETS_S
@@ -103,7 +106,10 @@ class Families:
         """Return each collector once, to be registered."""
         found: list[Collector] = []
         for each in vars(self).values():
-            found += each.values() if isinstance(each, dict) else [each]
+            if isinstance(each, PromiseFamilies):
+                found += each.all()
+            else:
+                found += each.values() if isinstance(each, dict) else [each]
         return found
 
 
@@ -129,7 +135,8 @@ class ClassMetrics:
         """
         self._window = AttainmentWindow(board.ended[class_id])
         self._latest = {figure: LatencyWindow(board.latency[class_id, i]) for i, figure in enumerate(LATENCIES)}
-        self._kept = {dim: Ring(board.predicted[class_id, i]) for i, dim in enumerate(PREDICTED)}
+        self._judged = {dim: PredictionWindow(board.predicted[class_id, i]) for i, dim in enumerate(PREDICTED)}
+        self._promises = ClassPromises(name, families.promises, board.promises[class_id])
         self._predicted = {figure: getattr(families, f"predicted_{figure}").labels(name) for figure in PREDICTED}
         self._requests = {outcome: families.requests.labels(name, outcome) for outcome in OUTCOMES}
         self._counts = [(families.counts[key].labels(name), count.of) for key, count in COUNTS.items()]
@@ -158,58 +165,27 @@ class ClassMetrics:
                 self._took("tpot", served.latency.tpot_s, now_s)
             self._took("e2e", served.latency.e2e_s, now_s)
             if served.predicted is not None:
-                self._judge(served.predicted, served.latency, now_s)
+                self._judge(served.predicted, served.latency, served.output_tokens, now_s)
+        self._promises.record(served, now_s)
 
     def _took(self, figure: str, latency_s: float, now_s: float) -> None:
         self._histograms[figure].observe(latency_s)
         self._latest[figure].record(latency_s, now_s)
 
-    def _judge(self, predicted: Predicted, latency: Latency, now_s: float) -> None:
+    def _judge(self, predicted: Predicted, latency: Latency, output_tokens: int, now_s: float) -> None:
         for figure, quantiles in predicted.figures():
+            if figure == "tpot" and output_tokens <= 1:
+                continue  # a single token has no time per following token
             self._predicted[figure].observe(quantiles.median_s)
-            kept = quantiles.kept(getattr(latency, f"{figure}_s"))
-            self._kept[figure].add(_PREDICTED | sum(kept[level] << i for i, level in enumerate(LEVELS)), now_s)
+            self._judged[figure].record(quantiles, getattr(latency, f"{figure}_s"), now_s)
 
-
-_PREDICTED = 1 << len(LEVELS)
-"""The bit that every prediction has, above the bits that say which levels were kept."""
-
-
-class CoverageGauge(Collector):
-    """Kept promises among the latest of all API processes, computed when it is asked for."""
-
-    def __init__(self, classes: Sequence[str], boards: Callable[[], Iterable[Board]]) -> None:
-        """Create a collector over all processes.
+    def promise_refused(self, why: str) -> None:
+        """Count a promise that was asked for and not given.
 
         Args:
-            classes: Names of the service classes.
-            boards: Function that returns the board of each process that serves ``classes``.
+            why: One of :data:`~sloserve.engine.metrics.promise_metrics.REFUSALS`.
         """
-        self._classes = classes
-        self._boards = boards
-
-    def describe(self) -> Iterable[Metric]:
-        return [self._family()]
-
-    def collect(self) -> Iterable[Metric]:
-        family = self._family()
-        boards = list(self._boards())
-        for class_id, name in enumerate(self._classes):
-            for i, dim in enumerate(PREDICTED):
-                kept = latest([board.predicted[class_id, i] for board in boards], COVERAGE_WINDOW)
-                for bit, level in enumerate(LEVELS):
-                    if kept.size:
-                        share = np.count_nonzero(kept & np.uint64(1 << bit)) / kept.size
-                        family.add_metric([name, dim, f"{level:g}"], share)
-        return [family]
-
-    def _family(self) -> GaugeMetricFamily:
-        return GaugeMetricFamily(
-            f"{PREFIX}prediction_coverage_ratio",
-            f"Share of the class's last {COVERAGE_WINDOW} predicted requests that took no longer than this quantile "
-            "of their prediction; the quantile itself if predictions are calibrated",
-            labels=["class", "dim", "quantile"],
-        )
+        self._promises.refused(why)
 
 
 class AttainmentGauge(Collector):

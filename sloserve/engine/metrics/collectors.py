@@ -26,10 +26,11 @@ from sloserve.core.clock import Clock
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
 from sloserve.core.tenants import NONE, OTHER
-from sloserve.engine.metrics.class_metrics import COUNTS, AttainmentGauge, ClassMetrics, CoverageGauge, Families
+from sloserve.engine.metrics.class_metrics import COUNTS, AttainmentGauge, ClassMetrics, Families
 from sloserve.engine.metrics.engine_metrics import PageCollector
 from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.engine.metrics.gen_ai_metrics import GENERATE_CONTENT, GenAiMetrics
+from sloserve.engine.metrics.prediction_metrics import PredictionGauges
 from sloserve.engine.metrics.process_page import Boards, tenant_key, tenant_windows
 from sloserve.engine.metrics.task_metrics import OpenTasksGauge, TaskMetrics
 from sloserve.engine.metrics.task_page import TaskPages
@@ -114,6 +115,8 @@ class TenantMetrics:
         for count, of in self._counts:
             if added := of(served):
                 count.inc(added)
+        if (promise := served.promise) is not None:
+            self._families.promises.of_tenant.labels(self._label, promise).inc()
         if served.met and self._window is not None:
             self._window.record(served.met, served.outcome is Outcome.REJECTED, now_s)
 
@@ -161,7 +164,7 @@ class FrontEndMetrics:
                 self._families.rejected.labels(name, reason)
         self._computed: list[Collector] = [
             AttainmentGauge(names, boards.look, clock),
-            CoverageGauge(names, boards.look),
+            PredictionGauges(names, boards.look),
             PageCollector(snapshots, self._tenants.of),
             *([] if open_tasks is None else [open_tasks]),
         ]
@@ -213,6 +216,18 @@ class FrontEndMetrics:
         """
         known = slo_class if slo_class in self._classes else NONE
         self._families.rejected.labels(known, reason if reason in REASONS else OTHER).inc()
+
+    def promise_refused(self, class_name: str, why: str) -> None:
+        """Count a promise that was asked for and not given, whether its request was then served or refused.
+
+        Args:
+            class_name: Name of the request's class.
+            why: ``late`` if the request's own targets would be kept too seldom, ``others`` if promises given before
+                would be broken, ``unknown`` if too little is known of the class.
+
+        Raises: KeyError for a class that is not in the table.
+        """
+        self._classes[class_name].promise_refused(why)
 
     def ignored(self, names: Sequence[str]) -> None:
         """Count headers that were ignored, and name some in the log, at most once in ``LOG_INTERVAL_S``."""

@@ -8,26 +8,27 @@ here: prometheus' multiprocess mode adds those up, and keeps what a process coun
 A server of one API process has a board in its own memory; a server of several has the boards with a page of this host.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sloserve.core.arrays import FloatArray
 from sloserve.core.attainment_window import MAX_REQUESTS
 from sloserve.core.clock import Clock
+from sloserve.core.judged_window import MAX_PREDICTIONS
 from sloserve.core.latency_window import MAX_LATENCIES
 from sloserve.core.predicted import PREDICTED
+from sloserve.core.promise_window import MAX_PROMISES
 from sloserve.core.stamps import Stamps
 from sloserve.engine.metrics import load_history
 from sloserve.engine.metrics.page_folder import API, PageFile
 from sloserve.engine.metrics.page_memory import PageMemory, found
 
 _CONTROL: Final = 3
-COVERAGE_WINDOW: Final = 256
 LATENCIES: Final = ("ttft", "tpot", "e2e")
 
 TENANT_WINDOW: Final = 128
@@ -43,13 +44,13 @@ class Board:
     """One API process' part. The arrays are the memory itself: what is stored there is published.
 
     ``waiting`` holds the waiting requests by class, float64. ``control`` holds the seconds that its calls which keep
-    the core busy have taken, since when such a call runs, on the host's monotonic clock, 0 for none, and the version of
-    the settings that the process follows. ``ended``
-    holds stamps of an attainment window by class, ``predicted`` stamps of kept predictions by class and figure of
-    :data:`~sloserve.core.predicted.PREDICTED`, ``latency`` stamps of latency windows by class and figure of
-    :data:`LATENCIES`. ``tenants`` holds keys of tenants with a label, 0 for none yet. ``tenant_ended`` holds stamps of
-    attainment windows: of requests that name no tenant, then of the first of ``tenants``. ``history`` holds samples of
-    the load, see :mod:`sloserve.engine.metrics.load_history`.
+    the core busy have taken, since when such a call runs, on the host's monotonic clock, 0 for none, and the version
+    of the settings that the process follows. ``ended`` holds stamps of an attainment window by class, ``predicted``
+    stamps of judged predictions by class and figure of :data:`~sloserve.core.predicted.PREDICTED`, ``promises``
+    stamps of ended promises by class, ``latency`` stamps of latency windows by class and figure of :data:`LATENCIES`.
+    ``tenants`` holds keys of tenants with a label, 0 for none yet. ``tenant_ended`` holds stamps of attainment
+    windows: of requests that name no tenant, then of the first of ``tenants``. ``history`` holds samples of the load,
+    see :mod:`sloserve.engine.metrics.load_history`.
     """
 
     def __init__(self, classes: int, tenants: int, memory: PageMemory | None = None) -> None:
@@ -68,13 +69,16 @@ class Board:
         history = numbers[classes + _CONTROL :]
         self.history: FloatArray = history.reshape(load_history.SLOTS, load_history.width(classes))
         parts = np.zeros(words, np.uint64) if memory is None else memory.words
-        ended, predicted = classes * MAX_REQUESTS, classes * len(PREDICTED) * COVERAGE_WINDOW
-        self.ended: Stamps = parts[:ended].reshape(classes, MAX_REQUESTS)
-        self.predicted: Stamps = parts[ended : ended + predicted].reshape(classes, len(PREDICTED), COVERAGE_WINDOW)
-        latency = ended + predicted + classes * len(LATENCIES) * MAX_LATENCIES
-        self.latency: Stamps = parts[ended + predicted : latency].reshape(classes, len(LATENCIES), MAX_LATENCIES)
-        self.tenants: NDArray[np.uint64] = parts[latency : latency + tenants]
-        self.tenant_ended: Stamps = parts[latency + tenants :].reshape(-1, TENANT_WINDOW)
+        parts, stamps = _cut(parts, (classes, MAX_REQUESTS))
+        self.ended: Stamps = stamps
+        parts, stamps = _cut(parts, (classes, len(PREDICTED), MAX_PREDICTIONS))
+        self.predicted: Stamps = stamps
+        parts, stamps = _cut(parts, (classes, MAX_PROMISES))
+        self.promises: Stamps = stamps
+        parts, stamps = _cut(parts, (classes, len(LATENCIES), MAX_LATENCIES))
+        self.latency: Stamps = stamps
+        parts, self.tenants = _cut(parts, (tenants,))
+        self.tenant_ended: Stamps = parts.reshape(-1, TENANT_WINDOW)
 
     @staticmethod
     def published(classes: Sequence[str], tenants: int, rank: int, folder: Path | None = None) -> "Board":
@@ -137,12 +141,18 @@ class Board:
 def sizes(classes: int, tenants: int) -> tuple[int, int]:
     """Return the slots of float64 and of uint64 that a board needs.
 
-    That is 18 KiB, 22 KiB more for each class, and 1 KiB for each tenant with a window.
+    That is 18 KiB, 77 KiB more for each class, and 1 KiB for each tenant with a window.
     """
-    stamps = MAX_REQUESTS + len(PREDICTED) * COVERAGE_WINDOW + len(LATENCIES) * MAX_LATENCIES
+    stamps = MAX_REQUESTS + len(PREDICTED) * MAX_PREDICTIONS + MAX_PROMISES + len(LATENCIES) * MAX_LATENCIES
     windows = 1 + min(tenants, MOST_TENANT_WINDOWS)
     floats = classes + _CONTROL + load_history.SLOTS * load_history.width(classes)
     return floats, classes * stamps + tenants + windows * TENANT_WINDOW
+
+
+def _cut(words: Stamps, shape: tuple[int, ...]) -> tuple[Stamps, Stamps]:
+    """Return the words behind an array of ``shape`` at their beginning, and the array."""
+    size = math.prod(shape)
+    return words[size:], words[:size].reshape(shape)
 
 
 def tenant_key(tenant: str) -> int:

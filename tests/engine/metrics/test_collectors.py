@@ -99,8 +99,27 @@ def test_predictions_are_judged_by_what_came_of_them() -> None:
         0.0,
     ]
     assert value("prediction_coverage_ratio", cls="interactive", dim="ttft", quantile="0.5") is None
+    assert value("predictions_judged", cls="batch", dim="ttft") == 2.0
+    assert value("predictions_judged", cls="batch", dim="e2e") == 1.0
+    assert value("prediction_width_ratio", cls="batch", dim="e2e", quantile="0.9") == pytest.approx(2.0, rel=0.06)
     bench.metrics.record(ServedRequest(SLO, Outcome.REJECTED, predicted=told))
     assert bench.value("predicted_ttft_seconds_count", cls="batch") == 2.0
+
+
+def test_an_output_of_one_token_judges_no_prediction_of_tpot() -> None:
+    bench = Bench()
+    told = Predicted(None, None, Quantiles(0.1, 0.3, 0.4))
+    for tokens, tpot_s in ((1, 0.0), (11, 0.2)):
+        bench.metrics.record(replace(SERVED, predicted=told, latency=Latency(0.5, tpot_s, 2.5), output_tokens=tokens))
+    value = bench.scrape()
+    assert value("predictions_judged", cls="batch", dim="tpot") == value("predicted_tpot_seconds_count", cls="batch")
+    assert [
+        value("prediction_coverage_ratio", cls="batch", dim="tpot", quantile=q) for q in ("0.5", "0.9", "0.99")
+    ] == [
+        0.0,
+        1.0,
+        1.0,
+    ]
 
 
 def test_series_of_known_labels_begin_at_zero() -> None:

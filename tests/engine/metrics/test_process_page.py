@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
 from sloserve.core.finished import Latency
+from sloserve.core.judged_window import MAX_PREDICTIONS
 from sloserve.core.latency_window import quantiles_s
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
@@ -18,12 +19,17 @@ from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.metrics import page_folder
 from sloserve.engine.metrics.collectors import FrontEndMetrics, TenantLabels
-from sloserve.engine.metrics.process_page import COVERAGE_WINDOW, LATENCIES, REFRESH_S, Board, Boards
+from sloserve.engine.metrics.process_page import LATENCIES, REFRESH_S, Board, Boards
 from sloserve.scheduler.admission.admission import Admission, Ticket
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 
 NAMES = DEFAULT_CLASSES.names
-GAUGES = ("sloserve:slo_attainment_ratio", "sloserve:prediction_coverage_ratio")
+GAUGES = (
+    "sloserve:slo_attainment_ratio",
+    "sloserve:prediction_coverage_ratio",
+    "sloserve:prediction_width_ratio",
+    "sloserve:predictions_judged",
+)
 T0 = 1_700_000_000.0
 
 
@@ -96,12 +102,14 @@ def test_the_latest_of_all_processes_count_not_the_latest_of_each(tmp_path: Path
         FrontEndMetrics(NAMES, (), b, clock, list, r) for b, r in ((first, CollectorRegistry()), (second, registry))
     ]
     for process, told_s in ((0, 0.1), (1, 2.0)):  # the first kept nothing, the second everything
-        for _ in range(COVERAGE_WINDOW):
+        for _ in range(MAX_PREDICTIONS):
             clock.advance_to(clock.now_s() + 0.01)
             told = Predicted(Quantiles(told_s, told_s, told_s), None)
             slo = DEFAULT_CLASSES.slo("batch", Targets())
             metrics[process].record(ServedRequest(slo, Outcome.COMPLETED, latency=Latency(1, 0, 1), predicted=told))
-    assert set(gauges(registry).values()) == {1.0}
+    found = gauges(registry)
+    assert {value for (name, _), value in found.items() if name.endswith("coverage_ratio")} == {1.0}
+    assert {value for (name, _), value in found.items() if name.endswith("judged")} == {MAX_PREDICTIONS}
 
 
 def new(clock: ManualClock) -> ArrivingRequest:
