@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from sloserve.core.outcome import Outcome
+from sloserve.core.predicted import LEVELS
 from sloserve.fleet.gateway.metrics import GatewayMetrics
 from tests.deploy.rule_objects import SOURCE, made_from
 from tests.grafana.queries import check_dashboard
@@ -74,9 +75,26 @@ def test_the_page_describes_no_alert_that_does_not_exist() -> None:
     assert re.findall(r"^## (\w+)$", PAGE.read_text(), re.MULTILINE) == [alert["alert"] for alert in ALERTS]
 
 
+def _grouped_by(rule: dict[str, Any]) -> set[str]:
+    """Labels by which a rule groups what it asks for."""
+    return set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", rule["expr"]))))
+
+
+def _samples(labels: set[str]) -> list[list[str]]:
+    """The labels of a recorded series as text, once for each quantile where it has one."""
+    others = [f'{name}=""' for name in sorted(labels - {"quantile"})]
+    levels = [[f'quantile="{level:g}"'] for level in LEVELS] if "quantile" in labels else [[]]
+    return [[*others, *level] for level in levels]
+
+
 def test_every_query_of_the_rules_can_be_answered(metrics_text: str) -> None:
     """Recorded series count as metrics, with the labels that their rules keep."""
-    recorded = "".join(f'{rule["record"]}{{namespace="",class=""}} 1\n' for rule in RULES if "record" in rule)
+    recorded = "".join(
+        f'{rule["record"]}{{namespace="",{",".join(labels)}}} 1\n'
+        for rule in RULES
+        if "record" in rule
+        for labels in _samples(_grouped_by(rule) - {"namespace", "job"})
+    )
     targets = [{"expr": re.sub(r"\bnamespace, ", "", rule["expr"]), "legendFormat": ""} for rule in RULES]
     board = {"panels": [{"title": "rules", "targets": targets}], "templating": {"list": []}}
     gateway = GatewayMetrics()
@@ -87,9 +105,9 @@ def test_every_query_of_the_rules_can_be_answered(metrics_text: str) -> None:
 def test_labels_in_texts_are_labels_of_the_alert() -> None:
     for alert in ALERTS:
         used = set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"])))
-        kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", alert["expr"]))))
-        recorded = {"class"} if "class:" in alert["expr"] else set()
-        assert used <= kept | recorded | OF_A_SCRAPE, alert["alert"]
+        recorded = [rule for rule in RULES if rule.get("record", "no record") in alert["expr"]]
+        kept = set().union(*map(_grouped_by, [alert, *recorded]))
+        assert used <= kept | OF_A_SCRAPE, alert["alert"]
 
 
 def test_what_is_made_from_the_rules_is_up_to_date() -> None:
