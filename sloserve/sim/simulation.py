@@ -16,6 +16,7 @@ from sloserve.sim.report.experience import GOOD_QOE, replies_of
 from sloserve.sim.report.latency_capacity import latency_capacity
 from sloserve.sim.report.load_capacity import load_capacity
 from sloserve.sim.report.logs import RESULT_JSON, LogWriter, Verdicts, with_versions
+from sloserve.sim.report.promise_table import promise_table
 from sloserve.sim.report.runs_csv import RUNS_CSV, write_runs
 from sloserve.sim.report.summary import LatencySample, admission_record, latencies
 from sloserve.sim.report.tables import capacity_table, class_latency_table, summary_table
@@ -99,7 +100,8 @@ def simulate(
     console.print(summary_table(runs, comparisons, title=_title(experiment)))
     for line in _failed_plans(runs, counters):
         console.print(line, soft_wrap=True, highlight=False)
-    for table in (task_table(runs, comparisons), class_latency_table(runs), tenant_table(runs)):
+    tables = task_table(runs, comparisons), class_latency_table(runs), promise_table(runs), tenant_table(runs)
+    for table in tables:
         if table is not None:
             console.print(table)
     unit = load_unit(runs)

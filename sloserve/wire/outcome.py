@@ -8,8 +8,8 @@ from sloserve.core.served import ServedRequest
 def outcome(served: ServedRequest) -> dict[str, Any]:
     """Return a request's targets, what it achieved, and its history; milliseconds, and tokens per second.
 
-    A target that the request does not have is left out, and so is an unknown figure (QoE of an output that was not
-    streamed).
+    A target that the request does not have is left out, and so are an unknown figure (QoE of an output that was not
+    streamed) and the promise of a request that was given none.
     """
     targets, latency = served.slo.targets, served.latency
     report: dict[str, Any] = {"class": served.slo.slo_class.name, "outcome": served.outcome.value}
@@ -25,6 +25,7 @@ def outcome(served: ServedRequest) -> dict[str, Any]:
     return report | _known(
         met=served.met,
         good=served.good,
+        promise=None if served.promised is None else {"level": served.promised.level, "outcome": served.promise},
         qoe=None if served.qoe is None else round(served.qoe, 4),
         output_tokens=served.output_tokens,
         waited_ms=_ms(served.waited_s),

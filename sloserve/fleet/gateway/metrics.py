@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from sloserve.core.outcome import Outcome
 from sloserve.core.tenants import OTHER
+from sloserve.engine.metrics.promise_metrics import REFUSALS, UNKNOWN
 from sloserve.wire.rate_limits import TenantUse
 
 _LATENCY_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -101,6 +102,24 @@ class GatewayMetrics:
             ["result"],
             registry=self.registry,
         )
+        self._promises = prometheus_client.Counter(
+            "sloserve:gateway_promises_total",
+            "Promises whose request ended, by model, class and outcome.",
+            ["model", "class", "outcome"],
+            registry=self.registry,
+        )
+        self._promises_refused = prometheus_client.Counter(
+            "sloserve:gateway_promises_refused_total",
+            "Promises asked for that were not given, by model, class and why.",
+            ["model", "class", "why"],
+            registry=self.registry,
+        )
+        self._promises_allowed = prometheus_client.Counter(
+            "sloserve:gateway_promises_allowed_broken_total",
+            "Broken promises that the levels allow: the sum of 1 - level over kept and broken promises.",
+            ["model", "class"],
+            registry=self.registry,
+        )
         self._child: Callable[..., Any] = functools.cache(lambda metric, *labels: metric.labels(*labels))
 
     def watch(self, gauges: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
@@ -109,6 +128,29 @@ class GatewayMetrics:
 
     def ended(self, model: str, slo_class: str, outcome: Outcome) -> None:
         self._child(self._requests, model, slo_class, outcome.value).inc()
+
+    def promise_ended(self, model: str, slo_class: str, level: float, outcome: str) -> None:
+        """Count the promise of a request that ended.
+
+        Args:
+            model: Model of the request.
+            slo_class: Name of its class.
+            level: Probability that was promised, 0..1.
+            outcome: Outcome of the promise, one of :data:`~sloserve.core.promises.PROMISES_KEPT`.
+        """
+        self._child(self._promises, model, slo_class, outcome).inc()
+        if outcome != "withdrawn":
+            self._child(self._promises_allowed, model, slo_class).inc(max(1.0 - level, 0.0))
+
+    def promise_refused(self, model: str, slo_class: str, why: str) -> None:
+        """Count a promise that was asked for and not given.
+
+        Args:
+            model: Model of the request, or :data:`NO_MODEL`.
+            slo_class: Name of its class.
+            why: One of :data:`~sloserve.engine.metrics.promise_metrics.REFUSALS`; any other counts as ``unknown``.
+        """
+        self._child(self._promises_refused, model, slo_class, why if why in REFUSALS else UNKNOWN).inc()
 
     def ended_by_outcome(self) -> Counter[Outcome]:
         """Return how many requests have ended, by outcome."""

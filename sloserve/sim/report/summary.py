@@ -4,6 +4,7 @@ Latencies are the latencies of completed requests, from arrival, queueing includ
 request that states a target. A figure that has no data is ``None``. All but ``timing`` follows from the run log alone.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
+from sloserve.core.finished import seconds_beyond
 from sloserve.core.goodput import attainment, attainment_by_class, by_class
 from sloserve.core.outcome import Outcome
+from sloserve.core.promises import PROMISES_KEPT
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.sim.report.experience import TimedOutputs, experience, qoe_samples
 from sloserve.sim.report.statistics import mean_of, percentile_of
@@ -173,7 +176,9 @@ def admission_record(log: RunLog, unrestricted: RunLog | None) -> Run:
 
     ``rejected`` counts the requests that were refused, ``false_rejects`` the refused requests that met every target in
     ``unrestricted``, the same run without admission; it is ``None`` where that is not known. ``prediction_coverage``
-    is, by class, figure and quantile, the share of completed requests with a prediction that took no longer.
+    is, by class, figure and quantile, the share of completed requests with a prediction that took no longer; outputs of
+    one token, which have no TPOT, are left out of that figure. ``promises`` has :func:`promise_record` of each class to
+    which promises were given.
     """
     rejected = {r.request.request_id for r in log.requests if r.outcome is Outcome.REJECTED}
     good = None if unrestricted is None else {r.request.request_id for r in unrestricted.requests if r.good}
@@ -183,12 +188,43 @@ def admission_record(log: RunLog, unrestricted: RunLog | None) -> Run:
         if found is not None and r.predicted is not None:
             of_class = kept.setdefault(r.request.slo.slo_class.name, {})
             for name, quantiles in r.predicted.figures():
+                if name == "tpot" and r.token_times_s.size <= 1:
+                    continue
                 for level, held in quantiles.kept(getattr(found, f"{name}_s")).items():
                     of_class.setdefault(f"{name}_p{100 * level:.0f}", []).append(held)
     return {
         "rejected": len(rejected),
         "false_rejects": None if good is None else len(rejected & good),
         "prediction_coverage": {c: {key: sum(v) / len(v) for key, v in of.items()} for c, of in kept.items()},
+        "promises": {
+            name: promise_record(of_class)
+            for name, of_class in by_class(log.requests).items()
+            if any(r.promised is not None for r in of_class)
+        },
+    }
+
+
+def promise_record(logs: Sequence[RequestLog]) -> Run:
+    """Return how many promises these requests were given, the outcome of the promises, and what they cost.
+
+    ``withdrawn`` promises, of clients that left, are neither kept nor broken. ``broken_share`` is the share of broken
+    ones among the others, ``allowed_share`` the share that their levels allow; ``None`` without any. ``delayed_s`` is
+    the price of all: seconds by which they delayed requests without a promise. ``beyond_s`` is what broken ones cost:
+    seconds by which they exceeded their targets.
+    """
+    given = [(r, r.promised) for r in logs if r.promised is not None]
+    counts = Counter(r.promise for r, _ in given)
+    judged = counts["kept"] + counts["broken"]
+    allowed = sum(1.0 - promised.level for r, promised in given if r.promise != "withdrawn")
+    return {
+        "given": len(given),
+        **{outcome: counts[outcome] for outcome in PROMISES_KEPT},
+        "broken_share": _ratio(counts["broken"], judged),
+        "allowed_share": _ratio(allowed, judged),
+        "delayed_s": sum(promised.delayed_s for _, promised in given),
+        "beyond_s": sum(
+            seconds_beyond(r.asked.targets, r.latency, r.token_times_s.size) for r, _ in given if r.promise == "broken"
+        ),
     }
 
 
