@@ -21,6 +21,7 @@ from sloserve.scheduler.settings import ADMIN_KEY, PluginSettings
 from sloserve.vllm_plugin.server.stated import warn_operator
 from sloserve.wire.asgi import Scope, key_in, route_path
 from sloserve.wire.headers import HeaderRules
+from sloserve.wire.in_flight import REQUESTS
 from sloserve.wire.keys import WatchedKeys
 from sloserve.wire.peers import TrustedProxies, peer_of
 from sloserve.wire.resolve import resolve_headers
@@ -35,7 +36,7 @@ _OPERATORS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter
 """Routes that change the server for all tenants, though they stand below a prefix of clients' routes."""
 _CLIENTS: Final = (
     *("/v1", "/v2", "/inference", "/cohere", "/tokenize", "/detokenize", "/tokenizer_info", "/invocations"),
-    *("/pooling", "/classify", "/score", "/rerank", "/generative_scoring"),
+    *("/pooling", "/classify", "/score", "/rerank", "/generative_scoring", REQUESTS.rstrip("/")),
 )
 """Routes that a tenant may use, and all below them."""
 

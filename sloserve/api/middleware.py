@@ -25,6 +25,7 @@ from sloserve.api.admin import PREFIX, AdminApp, engine_of
 from sloserve.api.callers import Caller, Callers
 from sloserve.api.lifecycle import LINGER_S, READY_PATH, readiness, refused_for_stopping, started, unless_overtaken
 from sloserve.api.report import Reporter
+from sloserve.api.request_progress import answer_progress_to
 from sloserve.api.tenant_limits import TenantLimits
 from sloserve.api.time_to_live import TimeToLive
 from sloserve.api.websockets import refuse_websocket, refused_websocket
@@ -40,9 +41,12 @@ from sloserve.wire.asgi import first, refuse_error, report_slo, route_path, unse
 from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.headers import PROMISED, TTL, predictions, promise_header
+from sloserve.wire.in_flight import REQUESTS, RequestsInFlight
 from sloserve.wire.opening import BodyLimits, BoundedBody, OpenedRequest, open_request
 from sloserve.wire.optional_http3 import Http3Front
 from sloserve.wire.peers import record_peers
+from sloserve.wire.progress import place_header
+from sloserve.wire.waiting_comments import WaitingComments, may_have_comments
 from sloserve.wire.watch_page import sent_signpost
 
 logger = logging.getLogger(__name__)
@@ -56,6 +60,8 @@ class SLOMiddleware:
         self._answering: ASGIApp = self._answer if found is None else cors.put_around(found, self._answer)
         self._clock = clock or SystemClock()
         self._rules: tuple[BodyLimits, Callers] | None = None
+        self._comments_every_s = 0.0
+        self._in_flight = RequestsInFlight()
         self._limits = TenantLimits(self._clock)
         self._exchanging: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -75,7 +81,7 @@ class SLOMiddleware:
             return
         send = self._http3.advertising(scope, send)
         path = route_path(scope)
-        if self._admin is not None and path.startswith(PREFIX):
+        if self._admin is not None and path.startswith(PREFIX) and not path.startswith(REQUESTS):
             await self._admin(scope, receive, send)  # for no page of another origin
             return
         await self._answering(scope, receive, send)
@@ -109,6 +115,9 @@ class SLOMiddleware:
             except SloServeError as error:
                 await refuse_error(request.send, error, request.closing, form=form)
                 return
+            if route_path(scope).startswith(REQUESTS):
+                await answer_progress_to(caller, request.send, self._in_flight, api_processes(engine))
+                return
             await self._serve(request, caller, engine, form)
 
     async def _serve(self, request: OpenedRequest, caller: Caller, engine: Any, form: errors.Form) -> None:
@@ -119,14 +128,16 @@ class SLOMiddleware:
             if await refused_for_stopping(engine, send, form=form):
                 return
             send = unless_overtaken(engine, http, send, form)
-        passing = PassingRequest(http, caller, request.body, send, form)
+        passing = PassingRequest(http, caller, request.body, send, form, self._comments_every_s)
         passing.begin(scope)
+        tenant = http.headers.tenant
         if passing.use is not None:
             passing.use.estimate(_prompt_tokens(scope["headers"]))
         token = context.current.set(http)
         try:
             request.body.check_length()
-            await passing.run(self._app(scope, passing.receive, passing.send))
+            with self._in_flight.entered(tenant, request.id, http.progress):
+                await passing.run(self._app(scope, passing.receive, passing.send))
         except BodyTooLarge as error:
             passing.too_large = error
         except asyncio.CancelledError:
@@ -140,6 +151,7 @@ class SLOMiddleware:
                 raise
         finally:
             context.current.reset(token)
+            passing.ended()
             http.answer_ends(begun=passing.is_answering)
         if passing.too_large is not None:
             record_refusal(engine, BODY_TOO_LARGE, passing.http.headers.tenant)
@@ -186,6 +198,7 @@ class SLOMiddleware:
                 settings = live.now.settings
                 live.tell(self._follow)
             self._rules = _body_limits(settings), Callers(settings, self._clock)
+            self._comments_every_s = settings.waiting_comments_s
         return self._rules
 
     def _follow(self, settings: PluginSettings) -> None:
@@ -194,6 +207,7 @@ class SLOMiddleware:
             callers = self._rules[1]
             callers.follow(settings)
             self._rules = _body_limits(settings), callers
+            self._comments_every_s = settings.waiting_comments_s
 
     def _admitted(self, scope: Scope, engine: Any, held: ExitStack) -> Caller:
         """Return the sender of a request, and hold what it takes of its tenant's limits until ``held`` is left.
@@ -232,8 +246,24 @@ class PassingRequest:
     """
 
     def __init__(
-        self, http: HTTPContext, caller: Caller, body: BoundedBody, send: Send, form: errors.Form = errors.body
+        self,
+        http: HTTPContext,
+        caller: Caller,
+        body: BoundedBody,
+        send: Send,
+        form: errors.Form = errors.body,
+        comments_every_s: float = 0.0,
     ) -> None:
+        """Build the passage of one request.
+
+        Args:
+            http: What belongs to the request.
+            caller: Sender of the request.
+            body: Body of the request.
+            send: Sends messages to the client.
+            form: Makes the body of a refusal.
+            comments_every_s: Seconds between comments in the stream of a request that waits; 0 for no comments.
+        """
         self.http = http
         self.too_large: BodyTooLarge | None = None
         self._caller, self._form = caller, form
@@ -246,6 +276,8 @@ class PassingRequest:
         self._answering = False
         self._content_type = b""
         self._reporter: Reporter | None = None
+        self._comments_every_s = comments_every_s
+        self._comments: WaitingComments | None = None
 
     @property
     def is_answering(self) -> bool:
@@ -308,18 +340,33 @@ class PassingRequest:
                 headers[name] = value
             if self.http.promised:
                 headers[PROMISED] = promise_header(self.http.promised)
+            for name, value in place_header(self.http.places):
+                headers[name] = value
             for name, value in () if self.use is None else self.use.headers():
                 headers.append(name, value)
+            if self._may_comment(message):
+                self._comments = WaitingComments(self._send, self.http.progress, self._comments_every_s)
+                self._send = self._comments.send
             if self.http.wants_report or self.http.tier is not None:
                 self._reporter = Reporter.of(message, self.http)
-                if self._reporter is not None:
+                if self._reporter is not None and not self._reporter.streamed:
                     return unsent()  # a body that grows needs another length: the reporter sends the head as well
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self.http.answer_ends(begun=True)  # before its client can ask what was counted
-        if self._reporter is None:
+        if self._reporter is None or message["type"] == "http.response.start":
             return self._send(message)
         changed = self._reporter.pass_on(message)
         return self._send(changed[0]) if len(changed) == 1 else self._send_all(changed)
+
+    def _may_comment(self, start: Message) -> bool:
+        """Return whether comments may stand in the response; with a time to live its status may still change."""
+        is_asked = self._comments_every_s > 0.0 and self.http.wants_updates
+        return is_asked and self._ttl is None and may_have_comments(start)
+
+    def ended(self) -> None:
+        """Note that the response has ended, or that its client has left."""
+        if self._comments is not None:
+            self._comments.stop()
 
     async def _send_all(self, messages: Iterable[Message]) -> None:
         for message in messages:

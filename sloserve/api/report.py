@@ -35,9 +35,10 @@ class Reporter:
     """A response on its way to the client, to which the outcome and the tier are added."""
 
     def __init__(self, start: Message, http: HTTPContext, *, streamed: bool) -> None:
-        self._start: Message | None = start
+        self._start: Message | None = None if streamed else start
         self._http = http
-        self._streamed = streamed
+        self.streamed = streamed
+        """Whether the response is a stream, so that its head is sent at once."""
         self._parts: list[bytes] = []
         self._rest = b""
         self._envelope: dict[str, Any] = {}
@@ -68,11 +69,10 @@ class Reporter:
         ):
             return ({**message, "body": self._tiered_begins + part[at:]},)
         more = message.get("more_body", False)
-        if self._streamed:
-            start, self._start = self._start, None
+        if self.streamed:
             changed = {**message, "body": self._events(part, last=not more)}
             self._note_text(part)
-            return (changed,) if start is None else (start, changed)
+            return (changed,)
         self._parts.append(part)
         if more:
             return ()

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
 from sloserve.http3.stream_schedulers import LEAST_URGENT
-from sloserve.wire.event_stream import EventCounter
+from sloserve.wire.event_stream import EVENT_STREAM, EventCounter
 from sloserve.wire.headers import DEFAULT_RULES
 from sloserve.wire.resolve import Classify, Rules, classify_by
 
 Headers = Iterable[tuple[bytes, bytes]]
-
-EVENT_STREAM = b"text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +87,8 @@ class ResponseDeadline:
         if not self._streams or self._pace_s is None:
             return self._end_s
         first, events = self._dry_s is None, self._events.add(body)
+        if first and not events and body.startswith(b":"):  # a comment, before there is anything to read
+            return self._begin_s if self._begin_s is not None else now_s
         dry_s = now_s if self._dry_s is None else max(self._dry_s, now_s)
         self._dry_s = dry_s + self._pace_s * events
         return self._begin_s if first and self._begin_s is not None else dry_s

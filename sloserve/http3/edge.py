@@ -18,7 +18,7 @@ from http import HTTPStatus
 from aioquic.h3.connection import ProtocolError, validate_request_headers
 
 from sloserve.core.errors import BodyTooSlow, ConfigError, InvalidRequest
-from sloserve.http3.answer_service import DEFAULT_CLASSIFY, EVENT_STREAM, ResponseService
+from sloserve.http3.answer_service import DEFAULT_CLASSIFY, ResponseService
 from sloserve.http3.client_connection import BrokenOff, H3Client, H3Response, Headers, HeadersTooLarge, Lost, connect
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.fair_turns import FairTurns, WaitingListFull
@@ -35,6 +35,7 @@ from sloserve.wire.asgi import (
     refuse,
 )
 from sloserve.wire.client import WhileClientWaits
+from sloserve.wire.event_stream import EVENT_STREAM
 from sloserve.wire.headers import HOP_BY_HOP, RETRY_AFTER, remaining
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
 

@@ -28,6 +28,7 @@ LIVE: Final = (
     "tenant_shares",
     "admission",
     "max_body_bytes",
+    "waiting_comments_s",
 )
 """Settings that may change."""
 _MOST_SHOWN: Final = 20

@@ -169,6 +169,8 @@ class PluginSettings(_Settings):
         max_tenant_labels: Most tenants with metrics of their own; the rest is ``other``.
         hung_after_s: Seconds without any response after which an engine core counts as hung; more than its longest step
             takes.
+        waiting_comments_s: Seconds between comments in a stream while its request waits, for clients that ask for them;
+            0 for no comments.
         record: Whether plans with their snapshots are recorded beside events.
         record_mib: Most MiB of the recording of each engine; 0 for none.
         record_folder: Folder of recordings; ``None`` for ``sloserve/recordings`` in the user's folder of state.
@@ -208,6 +210,9 @@ class PluginSettings(_Settings):
     max_body_bytes: Annotated[int, Field(strict=True, ge=1), Allowed("a whole number of bytes >= 1")] = MAX_BODY_BYTES
     max_tenant_labels: Count = 50
     hung_after_s: Annotated[Seconds, SECONDS] = 300.0
+    waiting_comments_s: Annotated[
+        float, Field(strict=True, ge=0.0, le=3600.0), Allowed("a number of seconds from 0 to 3600")
+    ] = 1.0
     record: Annotated[Literal["events", "plans"], Allowed("one of events, plans")] = "events"
     record_mib: Annotated[int, Field(strict=True, ge=0, le=MOST_RECORD_MIB), Allowed(RECORD_MIB)] = 0
     record_folder: Annotated[str | None, Allowed("the path of a folder")] = None

@@ -32,7 +32,8 @@ NESTED = {
     "task_calls": "slo_task_calls",
     "task_last": "slo_task_last",
 }
-REPORT = "report"
+REPORT, UPDATES = "report", "updates"
+_KEYS = ", ".join((*NESTED, REPORT, UPDATES))
 BYTES_PER_TOKEN = 4
 """Usual bytes of a token in an English prompt."""
 LENGTH_HINT = "nvext.agent_hints.osl"
@@ -69,6 +70,7 @@ class BodyFields:
         fields: Stated fields by key of ``vllm_xargs``.
         tier: The ``service_tier`` of the body.
         report: Whether the client asks for a report of its outcome.
+        updates: Whether the client asks for comments while the request waits.
         xargs: Entries of ``vllm_xargs`` that state an SLO; vLLM passes no ``vllm_xargs`` on for a beam search.
         sessions: Values that may name a task, by :data:`sloserve.wire.tasks.BODY_ALIASES`.
         is_search: Whether it asks for a beam search, which calls the engine for each beam and token.
@@ -77,6 +79,7 @@ class BodyFields:
     fields: dict[str, Field] = field(default_factory=dict)
     tier: str | None = None
     report: bool = False
+    updates: bool = False
     xargs: dict[str, Any] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
     is_search: bool = False
@@ -120,14 +123,14 @@ def fields_of(read: Body) -> BodyFields:
     if read.slo is None:
         return found
     if not isinstance(read.slo, dict):
-        raise InvalidRequest("slo", read.slo, f"an object with keys of {', '.join(NESTED)}, {REPORT}")
+        raise InvalidRequest("slo", read.slo, f"an object with keys of {_KEYS}")
     for name, value in read.slo.items():
-        if name == REPORT:
+        if name in (REPORT, UPDATES):
             if not isinstance(value, bool):
-                raise InvalidRequest("slo.report", value, "true or false")
-            found.report = value
+                raise InvalidRequest(f"slo.{name}", value, "true or false")
+            setattr(found, name, value)
         elif name not in NESTED:
-            raise InvalidRequest(f"slo.{name}", value, f"a known key; known: {', '.join(NESTED)}, {REPORT}")
+            raise InvalidRequest(f"slo.{name}", value, f"a known key; known: {_KEYS}")
         elif value is not None:
             found.fields[NESTED[name]] = Field(f"slo.{name}", value)
     return found

@@ -16,8 +16,9 @@ from sloserve.core.promises import Promised
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import SLO
 from sloserve.wire.body import LENGTH_HINT, BodyFields, read_body
-from sloserve.wire.headers import DEFAULT_RULES, REPORT, TTL, Field, HeaderFields, HeaderRules, read_headers
+from sloserve.wire.headers import DEFAULT_RULES, REPORT, TTL, UPDATES, Field, HeaderFields, HeaderRules, read_headers
 from sloserve.wire.keys import KeyTenant
+from sloserve.wire.progress import Progress, slowest
 from sloserve.wire.rate_limits import RequestUse
 from sloserve.wire.resolve import XARGS, Resolved
 
@@ -29,7 +30,8 @@ def check_no_slo(headers: HeaderFields, body: BodyFields) -> None:
     """Check that a request states no SLO, for a route that cannot keep one. Raises: InvalidRequest for the first."""
     stated = [*headers.fields.values(), *body.fields.values()]
     stated += [Field(f"{XARGS}.{key}", value) for key, value in body.xargs.items()]
-    stated += [Field(name, True) for name, asked in ((REPORT, headers.report), ("slo.report", body.report)) if asked]
+    asked = {REPORT: headers.report, "slo.report": body.report, UPDATES: headers.updates, "slo.updates": body.updates}
+    stated += [Field(name, True) for name, is_asked in asked.items() if is_asked]
     for item in stated:
         if item.name != LENGTH_HINT:
             raise InvalidRequest(item.name, item.value, "allowed here: this route keeps no SLO; send it without one")
@@ -44,6 +46,9 @@ class RequestHandle(Protocol):
 
     def is_waiting(self) -> bool:
         """Return whether the request has no token yet."""
+
+    def progress(self) -> Progress:
+        """Return how far the request has come."""
 
     def expire(self) -> int:
         """Book the request as given up; return in how many whole seconds a request of its class should find a place."""
@@ -79,6 +84,7 @@ class HTTPContext:
         rejection: Why the request was refused or given up, if it was.
         predicted: Predictions for its calls of the engine, made at their admission.
         promised: What its requests that ask for a promise were promised, or why nothing was.
+        places: Places of its requests among the waiting ones of their class, at their admission.
         tier: The ``service_tier`` to state in the response.
         requests: Calls of the engine that were admitted.
         says_end: Whether :meth:`answer_ends` is called in the end, so that requests can wait for further calls until
@@ -97,6 +103,7 @@ class HTTPContext:
     rejection: Rejected | Evicted | None = None
     predicted: list[Predicted] = field(default_factory=list)
     promised: list[Promised | str] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     tier: str | None = None
     requests: list[RequestHandle] = field(default_factory=list)
     says_end: bool = False
@@ -132,6 +139,10 @@ class HTTPContext:
         """Whether none of its requests has got a token yet."""
         return all(request.is_waiting() for request in self.requests)
 
+    def progress(self) -> Progress | None:
+        """Return how far its requests have come, as a client sees it that waits for all; ``None`` before admission."""
+        return slowest(request.progress() for request in self.requests)
+
     def answer_ends(self, *, begun: bool) -> None:
         """Note that the response has ended; a second call has no effect.
 
@@ -155,6 +166,11 @@ class HTTPContext:
         if self.error is not None:
             raise self.error
         check_no_slo(self.headers, self.body)
+
+    @property
+    def wants_updates(self) -> bool:
+        """Whether the client asked for comments while the request waits; a header beats the body."""
+        return self.body.updates if self.headers.updates is None else self.headers.updates
 
     @property
     def wants_report(self) -> bool:

@@ -4,6 +4,10 @@ Source: HTML Living Standard, Sec. 9.2.6. A line ends with CR, LF or both; a bla
 ``data`` field is none, as are comments.
 """
 
+from typing import Final
+
+EVENT_STREAM: Final = b"text/event-stream"
+"""Content type of a stream of events."""
 _DATA = b"data:"
 
 

@@ -38,6 +38,8 @@ FIELDS = {
 """Header to the key of ``vllm_xargs`` that says the same. Source of the aliases: llm-d-router, pkg/epp/metadata."""
 
 REPORT = "x-slo-report"
+UPDATES = "x-slo-updates"
+"""Header of a client that wants comments in its stream while the request waits."""
 TASK = "x-slo-task"
 """Header with the kind of task in a router's quality table; a fleet's gateway reads it."""
 
@@ -116,7 +118,7 @@ def _stem(name: str) -> str:
 
 
 _OURS = {key: name for name, key in FIELDS.items() if name.startswith("x-slo-")}
-_KNOWN = {_stem(name): name for name in (*FIELDS, REPORT, TASK, NETWORK) if name.startswith("x-slo-")}
+_KNOWN = {_stem(name): name for name in (*FIELDS, REPORT, UPDATES, TASK, NETWORK) if name.startswith("x-slo-")}
 _CLOSE, _CLOSE_TASK = 0.6, 0.8
 """Likeness, without prefix and unit, from which on a name is taken for a misspelt one of ours.
 
@@ -171,6 +173,7 @@ class HeaderFields:
         fields: Stated fields by key of ``vllm_xargs``.
         tenant: The tenant of the request.
         report: Whether the client asks for a report of its outcome.
+        updates: Whether the client asks for comments while the request waits; ``None`` if no header says so.
         objective: The objective that a gateway states.
         ttl_s: Seconds from arrival to the first token, after which the client no longer wants the response.
         task: Task of the request, for a router of models.
@@ -184,6 +187,7 @@ class HeaderFields:
     fields: dict[str, Field] = field(default_factory=dict)
     tenant: str | None = None
     report: bool = False
+    updates: bool | None = None
     objective: Field | None = None
     ttl_s: float | None = None
     task: str | None = None
@@ -235,6 +239,8 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
             found.final = raw_value.strip().lower() == b"true"
         elif name == REPORT:
             found.report = _flag(name, raw_value.decode("latin-1").strip())
+        elif name == UPDATES:
+            found.updates = _flag(name, raw_value.decode("latin-1").strip())
         elif name in OBJECTIVES:
             objective = label(name, raw_value)
             if found.objective is not None and found.objective.value != objective:
@@ -256,7 +262,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
                 found.ignored += (name,)
                 continue
             hint = f"; did you mean {close}?" if close is not None else ""
-            known = f"a known SLO header: {', '.join((*FIELDS, REPORT, TASK, NETWORK))}{hint}"
+            known = f"a known SLO header: {', '.join((*FIELDS, REPORT, UPDATES, TASK, NETWORK))}{hint}"
             raise InvalidRequest(name, raw_value.decode("latin-1"), known)
     return found
 

@@ -123,6 +123,7 @@ EVERYTHING = {
     "max_body_bytes": 1000,
     "max_tenant_labels": 0,
     "hung_after_s": 60.0,
+    "waiting_comments_s": 0.5,
 }
 
 

@@ -34,10 +34,11 @@ clock that is never set. It must be used from one thread alone.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sloserve.core.errors import ConfigError, PromiseRefused, QueueFull, SLOUnattainable
 from sloserve.core.finished import TOLERANCE_S, Latency
+from sloserve.core.predicted import Quantiles
 from sloserve.core.promises import Promised
 from sloserve.core.slo import DUE_NOW_S, SLO, Targets
 from sloserve.core.tenants import TenantTable
@@ -47,6 +48,19 @@ from sloserve.scheduler.admission.queue_view import Backlog, Elsewhere, Queue, W
 
 UNCALIBRATED = 0.5
 """Calibration before any prediction was judged: a request must miss a target twofold to count."""
+
+
+class StillWaiting(NamedTuple):
+    """What is known now of a request that waits.
+
+    Args:
+        position: Place among the waiting requests of its class, and of its tenant where tenants have shares; 1 for the
+            next.
+        remaining: Seconds from now to its first token; ``None`` while too little was observed.
+    """
+
+    position: int
+    remaining: Quantiles | None
 
 
 class Admission:
@@ -315,6 +329,16 @@ class Admission:
             raise SLOUnattainable(
                 _unlikely(name, target_s, factor, figure, forecast, retry_after_s), retry_after_s, class_name
             )
+
+    def still_waiting(self, ticket: "Ticket", now_s: float) -> StillWaiting | None:
+        """Return the place of an admitted request and the rest of its wait; ``None`` once its first token is out."""
+        new, place = ticket.new, ticket.place
+        self._backlog.sweep(new.slo.slo_class.name, now_s)
+        position = place.position(now_s)
+        if position is None:
+            return None
+        remaining = self._predictor.remaining_ttft(new, position, place.interval_s(now_s), now_s)
+        return StillWaiting(position, remaining)
 
 
 def _check_allowed(promises: str, slo: SLO) -> None:

@@ -20,6 +20,7 @@ import heapq
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from statistics import NormalDist
 
 import numpy as np
 
@@ -35,6 +36,8 @@ from sloserve.scheduler.admission.best_observed import Floors
 
 _MAX_TOKENS = 2**31
 MAX_STALE = 64
+_LEAST_S = 1e-3
+"""Least remaining time in seconds that is predicted of a request that waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,32 @@ class Predictor:
             of_class.length = float(self._lengths.rest(asked).quantile(MEDIAN)[0])
         return min(of_class.length, float(limit))
 
+    def remaining_ttft(
+        self, new: ArrivingRequest, position: int, interval_s: float | None, now_s: float
+    ) -> Quantiles | None:
+        """Return the seconds from now to the first token of a waiting request; ``None`` while too little is known.
+
+        Its start is the ``position``-th of its queue from now, and it takes at least the rest of its own service. What
+        is left out is calibrated as at admission. Near the front of a queue chance decides: no upper quantile is below
+        the quantile of the time that as many starts at random times take (a gamma distribution).
+
+        Args:
+            new: What is known of the request.
+            position: Place among the waiting requests, 1 for the next.
+            interval_s: Seconds from one start to the next; ``None`` if unknown.
+            now_s: The present time, in seconds.
+        """
+        service_s = self._line.at(new.prompt_tokens)
+        if service_s is None:
+            return None
+        starts_s = 0.0 if interval_s is None else position * interval_s
+        left_s = max(service_s - max(now_s - new.arrival_s, 0.0), starts_s, _LEAST_S)
+        found = self._classes[new.slo.slo_class.name].ttft.predict(left_s).quantiles
+        if found is None:
+            return None
+        by_chance = {level: starts_s * _late_start(level, position) for level in LEVELS if level > MEDIAN}
+        return Quantiles(*(max(found[level], by_chance.get(level, 0.0)) for level in LEVELS))
+
 
 class _LengthKnown(Enum):
     STATED = auto()
@@ -246,6 +275,15 @@ class _OfClass:
         if new.output_tokens is not None:
             return self._e2e[_LengthKnown.STATED]
         return self._e2e[_LengthKnown.OF_CLASS if new.length_quantiles is None else _LengthKnown.PREDICTED]
+
+
+def _late_start(level: float, number: int) -> float:
+    """Return the quantile of the time of the ``number``-th of starts at random times, over its mean.
+
+    Source: Wilson and Hilferty, "The distribution of chi-square" (PNAS 1931).
+    """
+    ninth = 1.0 / (9.0 * number)
+    return float((1.0 - ninth + NormalDist().inv_cdf(level) * ninth**0.5) ** 3)
 
 
 def _figure(

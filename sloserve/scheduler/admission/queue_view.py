@@ -44,6 +44,10 @@ is thus found free at most this late.
 """
 
 
+def _sweep_interval_s(waiting: int) -> float:
+    return max(SWEEP_INTERVAL_S, SWEEP_INTERVAL_S_PER_WAITING * waiting)
+
+
 class Elsewhere(Protocol):
     """The other processes that admit requests to the same engine. Classes go by their place in the table."""
 
@@ -188,8 +192,7 @@ class _WaitingClass:
 
     def to_look_at(self, now_s: float) -> list["WaitingPlace"]:
         """Return all places, unless they were looked at just now; then none."""
-        interval_s = max(SWEEP_INTERVAL_S, SWEEP_INTERVAL_S_PER_WAITING * self.waiting)
-        if self.swept_s is not None and now_s - self.swept_s < interval_s:
+        if self.swept_s is not None and now_s - self.swept_s < _sweep_interval_s(self.waiting):
             return []
         self.swept_s = now_s
         return [place for queue in self.queues.values() for place in queue.waiting]
@@ -217,6 +220,14 @@ class WaitingPlace:
         """
         self._release(now_s)
 
+    def position(self, now_s: float) -> int | None:
+        """Return its place among the waiting requests of its queue, 1 for the first; ``None`` once it is released."""
+        return self._queue.position(self, now_s)
+
+    def interval_s(self, now_s: float) -> float | None:
+        """Return the expected seconds from one start of its queue to the next; ``None`` if unknown."""
+        return self._queue.interval_s(now_s)
+
     def _release(self, now_s: float) -> bool:
         if self not in self._queue.waiting:
             return False
@@ -241,6 +252,8 @@ class Queue:
     kept_places: KeptPlaces = field(default_factory=KeptPlaces)
     reserved_until_s: float = -math.inf
     seen_s: float | None = None
+    _positions: dict[WaitingPlace, int] = field(default_factory=dict)
+    _counted_s: float = -math.inf
 
     @property
     def rates(self) -> tuple[SteadyRate, DrainRate]:
@@ -261,7 +274,20 @@ class Queue:
 
     def remove(self, place: WaitingPlace) -> None:
         del self.waiting[place]
+        self._positions.pop(place, None)
         self.of_class.count(-1)
+
+    def position(self, place: WaitingPlace, now_s: float) -> int | None:
+        """Return the place of a request that waits, 1 for the first; ``None`` if it does not wait here.
+
+        Places are counted no more often than a class is swept, since every client that waits may ask.
+        """
+        if place not in self.waiting:
+            return None
+        if place not in self._positions or now_s - self._counted_s >= _sweep_interval_s(len(self.waiting)):
+            self._counted_s = now_s
+            self._positions = {one: number for number, one in enumerate(self.waiting, 1)}
+        return self._positions[place]
 
     def interval_s(self, now_s: float) -> float | None:
         """Return the expected seconds from one start to the next while any waits; ``None`` if unknown."""

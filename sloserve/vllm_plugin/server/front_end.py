@@ -45,6 +45,7 @@ from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, 
 from sloserve.vllm_plugin.server.tracing import Tracing
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
+from sloserve.wire.progress import Progress, place_at_admission
 from sloserve.wire.xargs import of_further_call, stated_output_tokens, stating_keys, with_internal, with_promise
 
 
@@ -330,6 +331,8 @@ class FrontEnd:
             if not observed.together.is_decided:
                 self.drain.check_open()
             observed.ticket = self._admission.admit(new, forecast, call, now_s, observed.together)
+            if http is not None:
+                http.places.append(place_at_admission(forecast.ahead))
         except (Rejected, ShuttingDown) as error:
             from vllm.exceptions import GracefulHTTPError
 
@@ -362,6 +365,7 @@ class FrontEnd:
             warn_operator(f"clients of class {error.slo_class!r} get 429: admission.max_waiting requests are waiting")
         if http is not None:
             http.requests.clear()
+            http.places.clear()
             http.rejection = error.to_keep()
 
     def _keep_swept(self) -> None:
@@ -406,6 +410,21 @@ class FrontEnd:
         """Return whether a request that was admitted has no token yet, as far as this process can know."""
         ticket = observed.ticket
         return not observed.begun and ticket is not None and self._still_waiting(ticket.place)
+
+    def progress(self, observed: Observed) -> Progress:
+        """Return how far a request that was admitted has come, as far as this process can know."""
+        ticket = None if observed.begun else observed.ticket
+        still = None if ticket is None else self._admission.still_waiting(ticket, self._clock.monotonic_s())
+        begun_s = observed.first_seen_s if observed.ttft_s is None else observed.ttft_s
+        return Progress(
+            slo_class=observed.slo.slo_class.name,
+            is_waiting=still is not None,
+            waited_s=begun_s if still is None else observed.age_s(),
+            position=None if still is None else still.position,
+            remaining=None if still is None else still.remaining,
+            predicted=observed.predicted,
+            promised=observed.promised,
+        )
 
     def expire(self, observed: Observed) -> int:
         """Book a request as given up; return in how many whole seconds one of its class should find a place."""

@@ -68,7 +68,8 @@ class Observed:
         refusal: Why it was refused at its admission, and what it asked for; ``None`` unless it was.
         stop_string_found: Called with the engine's names of requests that a stop string ends; ``None`` for no call.
         predicted: Latency that was predicted at its admission.
-        promised: The promise that it was given; ``None`` for none.
+        promised: Promise that was given at its admission; ``None`` for none.
+        first_seen_s: Seconds from its arrival to the first token that was seen; ``None`` while there is none.
         stated: The keys of ``vllm_xargs`` that state its SLO.
         task: The call of a task that it is, or is a part of; ``None`` if it states no task.
         task_call: The task as the engine gets it; a request of several calls of the engine gets one of its own.
@@ -100,6 +101,7 @@ class Observed:
         self.together: Together | None = None
         self.predicted: Predicted | None = None
         self.promised: Promised | None = None
+        self.first_seen_s: float | None = None
         self.stated: dict[str, Any] = {}
         self.task: TaskOfRequest | None = None
         self.task_call: TaskCall | None = None
@@ -155,6 +157,7 @@ class Observed:
         """Note that a token leaves."""
         if not self._seen:
             self._seen = True
+            self.first_seen_s = self.age_s()
             self._started(self)
 
     def call_begins(self) -> None:

@@ -20,6 +20,7 @@ from sloserve.core.served import ServedRequest
 from sloserve.scheduler.admission.admission import Together
 from sloserve.vllm_plugin.server.observe import Observed
 from sloserve.wire.context import HTTPContext
+from sloserve.wire.progress import Progress
 
 _latest: ContextVar["tuple[weakref.ref[HTTPContext], weakref.ref[Observed]] | None"] = ContextVar(
     "sloserve_latest_request", default=None
@@ -66,6 +67,9 @@ class Keeper(Protocol):
     def is_waiting(self, observed: Observed) -> bool:
         """Return whether a request has no token yet."""
 
+    def progress(self, observed: Observed) -> Progress:
+        """Return how far a request has come."""
+
     def expire(self, observed: Observed) -> int:
         """Book a request as given up; return in how many whole seconds one of its class should find a place."""
 
@@ -83,6 +87,9 @@ class AcceptedRequest:
 
     def is_waiting(self) -> bool:
         return self.keeper.is_waiting(self.observed)
+
+    def progress(self) -> Progress:
+        return self.keeper.progress(self.observed)
 
     def expire(self) -> int:
         return self.keeper.expire(self.observed)
