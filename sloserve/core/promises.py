@@ -17,7 +17,7 @@ class PromiseWish:
     """What a request asks for: that all its targets are kept with this probability.
 
     Args:
-        level: Probability, from ``LEAST_LEVEL`` to ``MOST_LEVEL``.
+        level: Probability, from ``LEAST_LEVEL`` to ``MOST_LEVEL``; 0 for no promise, where the class has one.
         falls_back: Whether the request is served without a promise where none can be given; else it is refused.
     """
 

@@ -200,7 +200,8 @@ class ClassTable:
             promise: The promise that the request asks for; ``None`` for the promise of its class.
         """
         slo_class = self.default if name is None else self._classes[name]
-        return SLO(slo_class, targets.over(slo_class.targets), promise or slo_class.promise)
+        wish = promise or slo_class.promise
+        return SLO(slo_class, targets.over(slo_class.targets), None if wish is None or not wish.level else wish)
 
     def as_config(self) -> dict[str, Any]:
         """Return plain values, as the settings ``classes`` and ``default_class`` have them; they travel as JSON.

@@ -74,7 +74,7 @@ class AdmissionSettings(_Settings):
             their class; ``predict`` refuses besides requests with targets that are predicted to be missed.
         max_waiting: One number for each class, or a number by class; 1024 for a class that is not named.
         min_chance: Least predicted chance to meet its TTFT and e2e targets with which ``predict`` admits a request.
-        promises: Which promises may be given to requests that ask for one: ``any``, the promises of ``classes`` alone,
+        promises: Promises that may be given to requests that ask for one: ``any``, the promises of ``classes`` alone,
             or none (``off``).
     """
 

@@ -71,7 +71,7 @@ def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
     stated_output_tokens(extra_args)
     promise = stated_promise(args)
     slo = classes.slo(slo_class, targets, promise)
-    if promise is not None and not slo.targets:
+    if slo.promise is not None and promise is not None and not slo.targets:
         raise InvalidRequest(PROMISE, args[PROMISE], f"possible without a target; state {', '.join(TARGET_KEYS)}")
     return slo
 
@@ -107,8 +107,11 @@ def stated_promise(args: Mapping[str, Any]) -> PromiseWish | None:
         if PROMISE_FALLBACK in args:
             raise InvalidRequest(PROMISE_FALLBACK, args[PROMISE_FALLBACK], f"possible without {PROMISE}; state both")
         return None
-    allowed = f"a probability from {LEAST_LEVEL:g} to {MOST_LEVEL:g}"
-    return PromiseWish(_number(PROMISE, args[PROMISE], LEAST_LEVEL, MOST_LEVEL, allowed), bool(falls_back))
+    allowed = f"0 for no promise, or a probability from {LEAST_LEVEL:g} to {MOST_LEVEL:g}"
+    level = _number(PROMISE, args[PROMISE], 0.0, MOST_LEVEL, allowed)
+    if 0.0 < level < LEAST_LEVEL:
+        raise InvalidRequest(PROMISE, args[PROMISE], allowed)
+    return PromiseWish(level, bool(falls_back))
 
 
 def stated_output_tokens(extra_args: Mapping[str, Any] | None) -> int | None:

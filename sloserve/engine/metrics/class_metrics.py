@@ -183,7 +183,7 @@ class ClassMetrics:
         """Count a promise that was asked for and not given.
 
         Args:
-            why: One of :data:`~sloserve.engine.metrics.promise_metrics.REFUSALS`.
+            why: One of :data:`~sloserve.core.promises.WHY_REFUSED`.
         """
         self._promises.refused(why)
 

@@ -4,22 +4,15 @@ A promise is entered when its request ends. What it costs the others is known wh
 its client is the time beyond its targets.
 """
 
-from typing import Final
-
 from prometheus_client import Counter
 from prometheus_client.registry import Collector
 
 from sloserve.core.finished import seconds_beyond
 from sloserve.core.promise_window import PromiseWindow
-from sloserve.core.promises import PROMISES_KEPT
+from sloserve.core.promises import PROMISES_KEPT, WHY_REFUSED
 from sloserve.core.served import ServedRequest
 from sloserve.core.stamps import Stamps
 from sloserve.engine.metrics.engine_metrics import PREFIX
-
-LATE, OTHERS, UNKNOWN = "late", "others", "unknown"
-REFUSALS: Final = (LATE, OTHERS, UNKNOWN)
-"""Why no promise is given: the request's own targets would be kept too seldom, promises given before would be broken,
-or too little is known of the class."""
 
 
 class PromiseFamilies:
@@ -70,7 +63,7 @@ class ClassPromises:
         """
         self._window = PromiseWindow(stamps)
         self._ended = {outcome: families.ended.labels(name, outcome) for outcome in PROMISES_KEPT}
-        self._refused = {why: families.refused.labels(name, why) for why in REFUSALS}
+        self._refused = {why: families.refused.labels(name, why) for why in WHY_REFUSED}
         self._allowed, self._delay = families.allowed.labels(name), families.delay.labels(name)
         self._beyond = families.beyond.labels(name)
 
@@ -91,6 +84,6 @@ class ClassPromises:
         """Count a promise that was asked for and not given.
 
         Args:
-            why: One of :data:`REFUSALS`; any other counts as ``unknown``.
+            why: One of :data:`~sloserve.core.promises.WHY_REFUSED`.
         """
-        self._refused[why if why in self._refused else UNKNOWN].inc()
+        self._refused[why].inc()

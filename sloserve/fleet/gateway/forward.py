@@ -17,11 +17,12 @@ from sloserve.core.errors import (
     EngineError,
     Evicted,
     InvalidRequest,
+    PromiseRefused,
     QueueFull,
     Rejected,
     UnknownModel,
 )
-from sloserve.core.finished import Latency
+from sloserve.core.finished import Latency, targets_met
 from sloserve.core.outcome import Outcome
 from sloserve.engine.metrics.task_table import StartedCall
 from sloserve.fleet.client_routes import AUDIO, GENERATING
@@ -45,7 +46,7 @@ from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.wire.asgi import ClientLeft, report_slo
 from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.client import WhileClientWaits
-from sloserve.wire.headers import REQUEST_ID, TTL
+from sloserve.wire.headers import PROMISED, REQUEST_ID, TTL, promise_header
 from sloserve.wire.opening import OpenedRequest
 from sloserve.wire.rate_limits import RequestUse
 
@@ -59,6 +60,7 @@ class RequestAccounting:
         self._task = parts.tasks.arriving(request)
         self._started: StartedCall | None = None
         self._logged: LoggedRequest | None = None
+        self._is_kept = False
 
     def arrived(self) -> None:
         """Count demand for the model that the request asks for."""
@@ -90,7 +92,15 @@ class RequestAccounting:
             tenant=request.tenant.name,
         )
         admission = self._parts.admission(model)
-        ticket = admission.admit(new, admission.forecast(new, now_s), self._answer, now_s, together)
+        admission.serves_with(len(self._parts.instances.serving(model, now_s)))
+        try:
+            ticket = admission.admit(new, admission.forecast(new, now_s), self._answer, now_s, together)
+        except PromiseRefused as error:
+            self._parts.metrics.promise_refused(model, request.slo_class, error.why)
+            raise
+        request.promised, request.why_no_promise = ticket.promised, ticket.why_no_promise
+        if ticket.why_no_promise is not None:
+            self._parts.metrics.promise_refused(model, request.slo_class, ticket.why_no_promise)
         if self._ticket is not None:
             self._ticket.ended(None, 0, now_s)
         self._ticket = ticket
@@ -134,6 +144,18 @@ class RequestAccounting:
             choice.completed(ResponseTimes(latency.e2e_s, tokens, latency.ttft_s if request.streamed else None))
         if self._ticket is not None:
             self._ticket.ended(latency, tokens, now_s)
+        self._is_kept = latency is not None and all(targets_met(request.slo.targets, latency).values())
+
+    def promise_ended(self, outcome: Outcome) -> None:
+        """Count the promise of the request, if it was given one.
+
+        Args:
+            outcome: Outcome of the request.
+        """
+        request = self._request
+        if request.promised is not None:
+            of_promise = "withdrawn" if outcome is Outcome.ABORTED else "kept" if self._is_kept else "broken"
+            self._parts.metrics.promise_ended(request.model, request.slo_class, request.promised.level, of_promise)
 
 
 logger = logging.getLogger(__name__)
@@ -254,7 +276,13 @@ class Dispatch:
         return min(max(place_s, int(ready_s) + 1), MAX_RETRY_AFTER_S)
 
 
-_REQUEST_ID: Final = REQUEST_ID.encode()
+_REQUEST_ID, _PROMISED = REQUEST_ID.encode(), PROMISED.encode()
+
+
+def _promise_of(request: GatewayRequest) -> list[tuple[bytes, bytes]]:
+    """Return the header that says what the request was promised, if it asked for a promise."""
+    given = request.promised or request.why_no_promise
+    return [] if given is None else [(_PROMISED, promise_header([given]).encode())]
 
 
 class ForwardedRequest:
@@ -266,6 +294,7 @@ class ForwardedRequest:
         self._counted_as = NO_MODEL, ""
         self.answer = PassedResponse(opened.at_once, opened.scope["path"])
         self._use: RequestUse | None = None
+        self._booking: RequestAccounting | None = None
 
     async def run(self) -> None:
         """Serve the request. Raises: SloServeError if nothing of a response was sent; ClientLeft."""
@@ -291,6 +320,8 @@ class ForwardedRequest:
             if self._use is not None:
                 self._use.ended()
             self._parts.metrics.ended(*self._counted_as, outcome)
+            if self._booking is not None:
+                self._booking.promise_ended(outcome)
             is_refused_by_engine = outcome is Outcome.REJECTED and self.answer.begun
             if choice is not None and not is_refused_by_engine:  # the client's fault says nothing about the choice
                 choice.ended(has_left=outcome is Outcome.ABORTED)
@@ -310,7 +341,7 @@ class ForwardedRequest:
         self, request: GatewayRequest, choice: ModelChoice, place: RequestPlace, client: WhileClientWaits
     ) -> Outcome:
         parts, answer, completed = self._parts, self.answer, False
-        booking = RequestAccounting(parts, request, answer)
+        booking = self._booking = RequestAccounting(parts, request, answer)
         booking.arrived()
         dispatch = Dispatch(parts, request, choice, booking)
         try:
@@ -324,7 +355,7 @@ class ForwardedRequest:
                 place.forget_body()
                 request.forget_body()
                 stated = self._limits(request)
-                headers = [(_REQUEST_ID, self._opened.id.encode()), *choice.headers, *stated]
+                headers = [(_REQUEST_ID, self._opened.id.encode()), *choice.headers, *stated, *_promise_of(request)]
                 completed = await answer.pass_on(from_engine, first, headers, client)
             finally:
                 dispatch.over(sent, from_engine)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sloserve.core.errors import InvalidRequest
+from sloserve.core.promises import Promised
 from sloserve.core.slo import SLO
 from sloserve.fleet.client_routes import AUDIO, GENERATING, RESPONSES, SALTED
 from sloserve.fleet.gateway.body_changes import appended, changed, changed_form
@@ -43,7 +44,7 @@ from sloserve.wire.headers import (
 from sloserve.wire.lenient import flag, number
 from sloserve.wire.resolve import Rules, resolve
 from sloserve.wire.tasks import StatedTask
-from sloserve.wire.xargs import stated_output_tokens
+from sloserve.wire.xargs import PROMISE, PROMISE_FALLBACK, stated_output_tokens
 
 _PASSED: Final = ("content-type", "accept", "traceparent", "tracestate", "baggage")
 """Headers that go on unchanged. All other headers of a client end here."""
@@ -101,6 +102,8 @@ class GatewayRequest:
     salt: str | None = None
     previous: str | None = None
     is_form: bool = False
+    promised: Promised | None = None
+    why_no_promise: str | None = None
 
     @property
     def slo_class(self) -> str:
@@ -119,6 +122,11 @@ class GatewayRequest:
         """
         generates = self.route in GENERATING
         stated = dict(self.xargs or {}) if generates else {}
+        if self.slo.promise is not None and generates:
+            # The engine confirms what the gateway has promised, where it can, and refuses nothing for it.
+            stated |= {PROMISE: self.promised.level, PROMISE_FALLBACK: 1} if self.promised else {PROMISE: 0}
+            if self.promised is None:
+                stated.pop(PROMISE_FALLBACK, None)
         if late_s > 0.0 and generates:
             for key, name in COUNTING_DOWN.items():
                 if (target_s := getattr(self.slo.targets, name)) is not None:

@@ -50,6 +50,7 @@ class HeldRequest:
         tenant: Name of its tenant.
         home: Instance that served its session last; ``None`` for a request of no session that is known.
         among: Names of the instances that it may go to; ``None`` for all.
+        promised: Whether its targets were promised: it comes before the other requests of its tenant's level.
     """
 
     model: str
@@ -64,6 +65,7 @@ class HeldRequest:
     tenant: str = ""
     home: Home | None = None
     among: Collection[str] | None = None
+    promised: bool = False
     held_s: float = field(default=0.0, init=False)
     """Seconds for which it has waited here until now."""
     away_s: float = field(default=0.0, init=False)
@@ -102,6 +104,7 @@ class HeldRequest:
             prompt=request.beginnings(request.model) if affinity else (),
             tenant=request.tenant.name,
             home=home,
+            promised=request.promised is not None,
         )
 
     @property
@@ -128,7 +131,7 @@ class HeldRequest:
         return self
 
 
-_Queue = list[tuple[float, int, int, HeldRequest]]
+_Queue = list[tuple[bool, float, int, int, HeldRequest]]
 """A heap of waiting requests, of which some may wait no more."""
 
 
@@ -182,7 +185,7 @@ class HeldRequests:
     def let_go(self, now_s: float, models: Iterable[str] | None = None) -> Iterator[tuple[HeldRequest, SentRequest]]:
         """Book waiting requests, since room may have come, until no instance has room.
 
-        The first is the one of the lowest level, and of these the one with the earliest deadline.
+        The first is of the lowest level, promised if any of them is, and of these the one with the earliest deadline.
         """
         for model in list(self._queues) if models is None else models:
             levels: Mapping[str, int] = {}
@@ -209,7 +212,7 @@ class HeldRequests:
 
     def _queue(self, request: HeldRequest, tenant: str) -> None:
         self._held_of[tenant] += 1
-        place = (request.due_s, request.rank, next(self._numbers), request)
+        place = (not request.promised, request.due_s, request.rank, next(self._numbers), request)
         heapq.heappush(self._queues.setdefault(request.model, {}).setdefault(tenant, []), place)
 
     def _tenant(self, request: HeldRequest) -> str:

@@ -14,7 +14,6 @@ from prometheus_client.registry import Collector
 
 from sloserve.core.outcome import Outcome
 from sloserve.core.tenants import OTHER
-from sloserve.engine.metrics.promise_metrics import REFUSALS, UNKNOWN
 from sloserve.wire.rate_limits import TenantUse
 
 _LATENCY_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -148,9 +147,9 @@ class GatewayMetrics:
         Args:
             model: Model of the request, or :data:`NO_MODEL`.
             slo_class: Name of its class.
-            why: One of :data:`~sloserve.engine.metrics.promise_metrics.REFUSALS`; any other counts as ``unknown``.
+            why: One of :data:`~sloserve.core.promises.WHY_REFUSED`.
         """
-        self._child(self._promises_refused, model, slo_class, why if why in REFUSALS else UNKNOWN).inc()
+        self._child(self._promises_refused, model, slo_class, why).inc()
 
     def ended_by_outcome(self) -> Counter[Outcome]:
         """Return how many requests have ended, by outcome."""

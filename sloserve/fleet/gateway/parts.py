@@ -135,6 +135,7 @@ class GatewayState:
                 self.settings.classes.names,
                 lambda place: not place.request.begun,
                 shares=self.settings.tenant_shares,
+                orders=self.settings.orders_requests,
             )
         return known
 
@@ -145,4 +146,4 @@ class GatewayState:
 
 
 def _admits_as(settings: PluginSettings) -> tuple[object, ...]:
-    return settings.admission, settings.classes.names, settings.tenant_shares
+    return settings.admission, settings.classes.names, settings.tenant_shares, settings.orders_requests

@@ -72,13 +72,16 @@ class PassedResponse:
         Args:
             answer: Response of the engine.
             first: First part of its body.
-            headers: Headers beside the engine's.
+            headers: Headers beside the engine's, in place of engine's headers of the same names.
             client: Client that waits for the response.
 
         Raises: BrokenResponse if a length was promised, so that the client sees that a part is missing.
         """
         send, read = self._send, answer.read
-        await send({"type": "http.response.start", "status": answer.status, "headers": [*answer.headers, *headers]})
+        ours = list(headers)
+        names = {name for name, _ in ours}
+        both = [*((name, value) for name, value in answer.headers if name not in names), *ours]
+        await send({"type": "http.response.start", "status": answer.status, "headers": both})
         if answer.is_whole(first):
             client.answered()
             await send({"type": "http.response.body", "body": first})

@@ -108,7 +108,7 @@ class Admission:
             caps: Most requests of each class that may wait, at least 1; ``None`` for no limit.
             min_chance: Least chance to meet its targets with which a request is admitted; ``None`` to admit all.
             weights: Weight of each tenant, where tenants have shares; ``None`` leaves them as they are.
-            promises: Which promises may be given: ``any``, the ones of ``classes`` alone, none (``off``), or none
+            promises: Promises that may be given: ``any``, the ones of ``classes`` alone, none (``off``), or none
                 because the ``policy`` serves no request first.
 
         Raises: ConfigError for a cap or a chance out of range, and nothing has changed.
@@ -133,6 +133,10 @@ class Admission:
         queue = self._backlog.queue_of(name, new.tenant)
         interval_s = queue.interval_s(now_s)
         return self._predictor.forecast(new, len(queue.waiting), interval_s, now_s, alone=self._backlog.is_empty)
+
+    def serves_with(self, instances: int) -> None:
+        """Note how many instances serve the requests now; without any, no promise can be given."""
+        self._promising.serves_with(instances)
 
     def admit(
         self,

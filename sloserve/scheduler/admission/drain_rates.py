@@ -74,6 +74,11 @@ class SteadyRate:
     def pass_time(self, elapsed_s: float) -> None:
         self.stalled_s += elapsed_s
 
+    def scale(self, factor: float) -> None:
+        """Multiply the expected seconds from one start to the next by ``factor``."""
+        self.waited_s *= factor
+        self.squares *= factor * factor
+
     def start(self) -> None:
         gap_s = self.stalled_s
         if self.starts >= ENOUGH_STARTS and self.waited_s > 0.0:

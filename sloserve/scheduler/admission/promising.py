@@ -47,7 +47,7 @@ class OpenUse:
 
     Args:
         slo_class: Name of its class.
-        targets: Its targets.
+        targets: Targets of the request.
         arrival_s: Time from which the targets count.
         of_class: Prediction of the use as of any request of the class; ``None`` if it cannot be predicted.
         of_promised: Prediction of the use as of a promised request; ``None`` without a promise.
@@ -82,7 +82,7 @@ class _OfClass:
 
 
 class Promising:
-    """Gives promises, and learns from what comes of them."""
+    """Gives promises, and learns from the latencies of the requests that have them."""
 
     def __init__(self, class_names: Iterable[str]) -> None:
         """Create a book of promises without any.
@@ -92,7 +92,7 @@ class Promising:
         """
         self._classes = {name: _OfClass() for name in class_names}
         self._waiting: dict[OpenUse, None] = {}
-        self._rate = SteadyRate()
+        self._rate, self._instances, self._serves = SteadyRate(), 1, True
         self._seen_s: float | None = None
         self._due: list[tuple[float, int, ConformalQuantiles, Prediction, float]] = []
         self._counter = 0
@@ -102,12 +102,22 @@ class Promising:
         """Number of requests that wait with a promise."""
         return len(self._waiting)
 
+    def serves_with(self, instances: int) -> None:
+        """Note how many instances serve the requests now: with more, promised requests start sooner one after another.
+
+        Without any there are no promises: when the next one will serve is not known well enough.
+        """
+        self._serves = instances > 0
+        if instances > 0 and instances != self._instances:
+            self._rate.scale(self._instances / instances)
+            self._instances = instances
+
     def foresee(self, new: ArrivingRequest, forecast: Forecast, now_s: float) -> OpenUse:
         """Predict how a request that has targets will use them; it gets no promise.
 
         Args:
             new: The request.
-            forecast: Its prediction as a request without a promise.
+            forecast: Prediction of the request as one without a promise.
             now_s: The present time, in seconds.
         """
         self._pass_time(now_s)
@@ -133,15 +143,17 @@ class Promising:
         """Promise a request its targets.
 
         Args:
-            one: Its use of them.
+            one: Use of the targets by the request.
             new: The request, which asks for a promise.
-            forecast: Its prediction as a request without a promise.
+            forecast: Prediction of the request as one without a promise.
             others_waiting: Number of requests that wait without a promise.
 
         Raises: PromiseRefused, and nothing has changed.
         """
         assert new.slo.promise is not None
         level = next(known for known in LEVELS if known >= new.slo.promise.level)
+        if not self._serves:
+            raise _refused(new, "late", "no instance serves the model now")
         predicted = self._predict_promised(new, forecast)
         if predicted is None or forecast.ttft is None:
             raise _refused(new, "unknown", "too few requests of its class have ended to tell")

@@ -1,4 +1,4 @@
-"""The table of promises of a run: how many were given, kept and broken, and what they cost, by load, class and policy."""
+"""The table of promises: how many were given, kept and broken, and their cost, by load, class and policy."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from sloserve.core.clock import Clock
-from sloserve.core.errors import DeadlinePassed, QueueFull, Rejected, ShuttingDown
+from sloserve.core.errors import DeadlinePassed, PromiseRefused, QueueFull, Rejected, ShuttingDown
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
 from sloserve.core.served import ServedRequest
@@ -336,6 +336,8 @@ class FrontEnd:
         except (Rejected, ShuttingDown) as error:
             from vllm.exceptions import GracefulHTTPError
 
+            if isinstance(error, PromiseRefused):
+                self._metrics.promise_refused(error.slo_class, error.why)
             self._refuse(http, [*(one.observed for one in accepted), observed], error, new)
             raise GracefulHTTPError(str(error), errors.status(error)) from error
 
@@ -343,6 +345,8 @@ class FrontEnd:
         if (promised := ticket.promised) is not None:
             observed.promised = promised
             sampling_params.extra_args = with_promise(sampling_params.extra_args)
+        elif ticket.why_no_promise is not None:
+            self._metrics.promise_refused(observed.slo.slo_class.name, ticket.why_no_promise)
         if http is not None and observed.slo.promise is not None:
             http.promised.append(promised or ticket.why_no_promise or "no-target")
         self._keep_swept()

@@ -7,10 +7,9 @@ import pytest
 from sloserve.core.finished import Latency, seconds_beyond
 from sloserve.core.outcome import Outcome
 from sloserve.core.promise_window import ended_promises
-from sloserve.core.promises import PROMISES_KEPT, Promised
+from sloserve.core.promises import PROMISES_KEPT, WHY_REFUSED, Promised
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.engine.metrics.promise_metrics import REFUSALS
 from tests.engine.metrics.test_collectors import Bench
 
 SLO = DEFAULT_CLASSES.slo("batch", Targets(ttft_s=1.0, e2e_s=4.0))
@@ -43,13 +42,13 @@ def test_a_request_that_failed_costs_its_e2e_target() -> None:
     assert bench.value("promise_broken_seconds_total", cls="batch") == 4.0
 
 
-def test_refused_promises_count_by_why_and_an_unknown_reason_makes_no_label() -> None:
+def test_refused_promises_count_by_why() -> None:
     bench = Bench()
-    for why in ("late", "others", "others", "because"):
+    for why in ("late", "others", "others", "policy"):
         bench.metrics.promise_refused("batch", why)
     value = bench.scrape()
-    assert [value("promises_refused_total", cls="batch", why=why) for why in REFUSALS] == [1.0, 2.0, 1.0]
-    assert value("promises_refused_total", cls="batch", why="because") is None
+    counts = [value("promises_refused_total", cls="batch", why=why) for why in WHY_REFUSED]
+    assert counts == [1.0, 2.0, 0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(

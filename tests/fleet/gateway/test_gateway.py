@@ -523,3 +523,32 @@ def test_a_request_that_no_instance_takes_uses_no_tokens(tmp_path: Path) -> None
             assert (used.requests, used.prompt_tokens, used.output_tokens) == (3, 0, 0)
 
     run(test)
+
+
+def test_a_gateway_promises_and_its_engine_is_asked_to_confirm(tmp_path: Path) -> None:
+    """A refused promise never reaches an engine; without one an engine is asked for none, whatever its class has."""
+    asks = {"x-slo-ttft-ms": "60000", "x-slo-promise": "0.9"}
+    falls_back = asks | {"x-slo-promise-fallback": "1"}
+
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            first = await to.complete("a", headers=asks, stream=True)
+            assert first.status_code == 429 and first.headers["x-slo-dropped-reason"] == "rejected-promise"
+            assert "too few requests of its class have ended" in first.json()["error"]["message"]
+            for i in range(20):
+                learning = await to.complete(f"{i}", headers=falls_back, stream=True)
+                assert learning.headers["x-slo-promised"] in ("none;why=unknown", "0.9")
+            assert to.first.came[0]["x-slo-promise"] == "0"
+            assert "x-slo-promise-fallback" not in to.first.came[0]
+            given = await to.complete("last", headers=asks, stream=True)
+            assert given.status_code == 200 and given.headers.get_list("x-slo-promised") == ["0.9"]
+            assert to.first.came[-1]["x-slo-promise"] == "0.9" and to.first.came[-1]["x-slo-promise-fallback"] == "1"
+            to.first.active = None
+            await until(lambda: not to.served.gateway.parts.instances.serving("chat", _now(to)))
+            gone = await to.complete("none", headers=asks, stream=True)
+            assert gone.status_code == 429 and "no instance serves the model now" in gone.json()["error"]["message"]
+            assert await to.metric('sloserve:gateway_promises_total{class="interactive",model="chat",outcome="kept"}')
+            refused = 'sloserve:gateway_promises_refused_total{class="interactive",model="chat",why="late"}'
+            assert await to.metric(refused) == 1
+
+    run(test)
