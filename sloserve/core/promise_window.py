@@ -4,12 +4,14 @@ Each promise is one number of 16 bits beside its time (:mod:`sloserve.core.stamp
 being broken that its level leaves, in steps of 0.012 %.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from sloserve.core.judged_window import NOISE_SIGMAS
 from sloserve.core.promises import PROMISES_KEPT
 from sloserve.core.stamps import Ring, Stamps, latest
 
@@ -52,6 +54,11 @@ class EndedPromises:
     broken: int = 0
     withdrawn: int = 0
     allowed: float = 0.0
+
+    @property
+    def too_many_broken(self) -> bool:
+        """Whether more were broken than the levels allow: by three standard deviations of that number and by two."""
+        return self.broken - self.allowed > max(NOISE_SIGMAS * math.sqrt(self.allowed), 2.0)
 
     @property
     def broken_share(self) -> float | None:

@@ -33,3 +33,11 @@ def test_the_latest_of_all_processes_count() -> None:
     found = ended_promises([first, second])
     assert (found.kept, found.broken) == (MAX_PROMISES, 0)
     assert found.allowed == pytest.approx(0.01 * MAX_PROMISES, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("broken", "allowed", "too_many"),
+    [(2, 0.1, False), (3, 0.1, True), (17, 9.0, False), (19, 9.0, True), (0, 0.0, False)],
+)
+def test_a_few_more_broken_promises_than_allowed_are_chance(broken: int, allowed: float, too_many: bool) -> None:
+    assert EndedPromises(kept=900, broken=broken, allowed=allowed).too_many_broken == too_many

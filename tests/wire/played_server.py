@@ -109,6 +109,7 @@ class PlayedServer:
             "says": [SAYS[why] for why in Why],
             "near": [0, 32, 64],
             "spans_s": [60.0, 600.0],
+            "levels": [0.5, 0.9, 0.99],
             "headlines": [
                 "interactive: 51% of 212 in time within 60 s, 78% of 2,140 in time within 10 min; 43 with a missed "
                 "deadline, 39 of them waiting: all places are taken: 190 of 190 requests run",
@@ -173,6 +174,59 @@ class PlayedServer:
             [[round(0.51 - 0.02 * wave, 4), 212], [0.78, 2140]],
             [[0.98, 50], [0.99, 500]],
         )
+        good, low = [False] * 3, [False, True, True]
+        band, few = [0.0335, 0.0201, 0.007], [0.0671, 0.0402, 0.0133]
+        predicted: tuple[dict[str, Any], ...] = (
+            {
+                "ttft": {
+                    "judged": 2000,
+                    "within": [0.512, 0.893, 0.988],
+                    "band": band,
+                    "off": good,
+                    "width": [2.1, 4.4],
+                },
+                "tpot": {
+                    "judged": 2000,
+                    "within": [0.485, 0.903, 0.991],
+                    "band": band,
+                    "off": good,
+                    "width": [1.2, 1.6],
+                },
+                "e2e": {
+                    "judged": 2000,
+                    "within": [0.497, 0.908, 0.9925],
+                    "band": band,
+                    "off": good,
+                    "width": [1.8, 2.9],
+                },
+            },
+            {
+                "ttft": {
+                    "judged": 2000,
+                    "within": [0.471, 0.852, 0.963],
+                    "band": band,
+                    "off": low,
+                    "width": [2.6, 5.8],
+                },
+                "tpot": None,
+                "e2e": {"judged": 2000, "within": [0.49, 0.889, 0.987], "band": band, "off": good, "width": [1.9, 3.4]},
+            },
+            {
+                "ttft": {"judged": 500, "within": [0.54, 0.92, 0.996], "band": few, "off": good, "width": [3.1, 9.7]},
+                "tpot": None,
+                "e2e": None,
+            },
+        )
+        counts_of = {
+            "kept": 983,
+            "broken": 9,
+            "withdrawn": 8,
+            "broken_share": 0.0091,
+            "allowed_share": 0.01,
+            "off": False,
+        }
+        late = {"kept": 371, "broken": 29, "withdrawn": 4, "broken_share": 0.0725, "allowed_share": 0.0112, "off": True}
+        promises = (counts_of, late, None)
         found = {}
         for i, name in enumerate(self.classes):
             mine = [row for row in rows.values() if row[at["class_id"]] == i]
@@ -188,6 +242,8 @@ class PlayedServer:
                 "attained": attained[i],
                 "burn": ([3.8, 0.9], [4.9, 2.2], [0.2, 0.1])[i],
                 "latency_s": latency[i],
+                "predicted": predicted[i],
+                "promises": promises[i],
             }
         return found
 

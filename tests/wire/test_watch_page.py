@@ -161,6 +161,19 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert late == ["3fa92c1b", "interactive", "5.00 late", "7 of 12", "1", "95.0", "20 %"]
     assert idle[2:] == ["", "2", "0", "40.0", "75 %"] and idle[1] == names.batch
     assert found["lateTasks"] == ["5.00 late"] and found["moreTasks"] == "7 more tasks"
+    # Shares within predicted quantiles stand beside their bands; the ones outside say so in words.
+    head, *rows = found["predictions"]
+    assert head == ["class", "latency", "within p50", "within p90", "within p99", "p90 · p99 in p50", "judged"]
+    assert rows[0] == ["priority", "TTFT", "51.2 %", "89.3 %", "98.8 %", "2.1 · 4.4", "2,000"] and len(rows) == 6
+    assert rows[3][2:5] == ["47.1 %", "85.2 % low", "96.3 % low"] and rows[5][0] == names.batch
+    assert found["marks"][0] == ["33.3%", "66.7%", "56.0%"] and found["marks"][11][2] == "0.0%"
+    head, *rows = found["promises"]
+    assert head == ["class", "ended", "kept", "broken", "withdrawn", "broken, of allowed"]
+    assert rows == [
+        ["priority", "1,000", "983", "9", "8", "0.9 % of 1.0 %"],
+        ["interactive", "404", "371", "29", "4", "7.2 % of 1.1 %, too many"],
+    ]
+    assert found["off"] == ["85.2 % low", "96.3 % low", "7.2 % of 1.1 %, too many"]
     # Requests that can still be in time come first; the others are folded into a count that opens.
     assert re.match(r"Request 0-\d+ \((priority|interactive)\): waiting for .*, due in ", found["why"])
     assert found["why"].endswith("All places are taken: 190 of 190 requests run.")

@@ -1,10 +1,18 @@
 /** Elements whose text is only ever text: nothing that the server names becomes markup. */
 
+/** A scale below a text: a band on it and a mark, as parts of its width; a mark beyond an end stands at the end. */
+export interface Gauge {
+  from: number;
+  to: number;
+  at: number;
+}
+
 export interface Cell {
   text: string;
   look?: string | undefined;
   /** A share from 0 to 1, drawn as a bar behind the text. */
   share?: number | null | undefined;
+  gauge?: Gauge | undefined;
 }
 
 export function byId<T extends HTMLElement>(id: string): T {
@@ -39,7 +47,7 @@ export function table(into: HTMLElement, words: number, head: string[], rows: (s
   rows.forEach((row, i) => {
     const line = body.rows[i] ?? body.insertRow();
     row.forEach((one, j) => {
-      const { text, look = "", share }: Cell = typeof one === "string" ? { text: one } : one;
+      const { text, look = "", share, gauge }: Cell = typeof one === "string" ? { text: one } : one;
       const cell = line.cells[j] ?? line.insertCell();
       if (cell.textContent !== text) {
         cell.textContent = text;
@@ -47,6 +55,7 @@ export function table(into: HTMLElement, words: number, head: string[], rows: (s
       }
       if (cell.className !== look) cell.className = look;
       if (cell.dataset["of"] !== head[j]) cell.dataset["of"] = head[j]!;
+      if (gauge !== undefined) for (const [name, value] of Object.entries(gauge)) cell.style.setProperty(`--${name}`, `${(Math.min(Math.max(value as number, 0), 1) * 100).toFixed(1)}%`);
       if (share !== undefined) cell.style.setProperty("--share", `${Math.round((share ?? 0) * 100)}%`);
     });
   });

@@ -7,6 +7,7 @@ import { Lanes } from "./lanes";
 import { Load } from "./load";
 import { Playground } from "./playground";
 import { PolicyChange } from "./policy";
+import { showPredictions } from "./predictions";
 import { said } from "./requests";
 import { COLOURS } from "./strips";
 import { showTasks } from "./tasks";
@@ -44,6 +45,7 @@ export class Server {
     showClasses(view);
     showTenants(view);
     showTasks(view);
+    showPredictions(view);
     this.lanes.show(view);
     this.policy.show(view);
     this.playground.show([String(view["model"])], classes);

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from sloserve.core.attainment_window import SHOWN_SPANS_S, shown
 from sloserve.core.clock import Clock
 from sloserve.core.latency_window import quantiles_s
+from sloserve.core.predicted import LEVELS
 from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, find_live_pages
 from sloserve.engine.metrics.live_state import BAD, FINE, burn_rates, in_time, state_of
+from sloserve.engine.metrics.prediction_view import predictions_now, promises_now
 from sloserve.engine.metrics.process_page import LATENCIES, Board
 from sloserve.engine.metrics.task_page import OpenTasks
 from sloserve.engine.metrics.task_view import MOST_SHOWN as MOST_TASKS_SHOWN
@@ -91,6 +93,7 @@ class LiveView:
             "says": [SAYS[why] for why in Why],
             "near": NEAR.tolist(),
             "spans_s": list(SHOWN_SPANS_S),
+            "levels": list(LEVELS),
             "engines": [self._engine(page, frame, each) for page, frame in pairs],
             "rows": rows,
             **self._parts(),
@@ -163,6 +166,8 @@ class LiveView:
                     figure: quantiles_s((board.latency[i, at] for board in boards), now_s)
                     for at, figure in enumerate(LATENCIES)
                 },
+                "predicted": predictions_now(boards, i),
+                "promises": promises_now(boards, i),
                 "attained": attained,
                 "burn": burning,
                 "state": state_of(late, burning, missed),

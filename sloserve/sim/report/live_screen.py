@@ -111,6 +111,7 @@ def _server(view: View, most_rows: int, choice: ShownRows, *, is_narrow: bool) -
     # How the classes fare, and beside it, or below it on a narrow screen, what their requests do.
     yield Columns([_how_they_fare(view, most_chars), _what_they_do(view, most_chars)], padding=(0, 3))
     yield Text("met: requests that met all targets; TTFT, TPOT and e2e: median, 99th percentile of a minute", DIM)
+    yield from _promises(view, most_chars)
     yield from (*_tenants(view, most_chars), *_tasks(view, most_chars), Text())
     yield requests(view, most_rows, choice, is_narrow=is_narrow)
 
@@ -185,6 +186,36 @@ def _how_they_fare(view: View, most_chars: int) -> Table:
             *(cells[at] for _, cells in latencies),
         )
     return found
+
+
+def _promises(view: View, most_chars: int) -> Iterable[Text]:
+    """Return a line for each class with promises, and one for each of its predictions that is off its band."""
+    for name, one in view["by_class"].items():
+        promises = one.get("promises")  # an older server and a fleet have none
+        if promises:
+            line = Text.assemble("promises to ", plain(name, most_chars=most_chars))
+            line.append(
+                f": {promises['kept']:,} kept, {promises['broken']:,} broken, {promises['withdrawn']:,} withdrawn"
+            )
+            if promises["broken_share"] is not None:
+                share = f"; {promises['broken_share']:.1%} broken, {promises['allowed_share']:.1%} allowed"
+                line.append(share, BAD if promises["off"] else DIM)
+            yield line
+        for figure_name, heading in _LATENCIES.items():
+            yield from _off_band(view, plain(name, most_chars=most_chars), heading, one, figure_name)
+
+
+def _off_band(view: View, name: Text, heading: str, of_class: Mapping[str, Any], key: str) -> Iterable[Text]:
+    """Return a line on the shares within predicted quantiles of one latency that lie outside their bands."""
+    found = (of_class.get("predicted") or {}).get(key)
+    if found is None or not any(found["off"]):
+        return
+    off = (
+        f"{share:.1%} of requests within p{100 * level:g}"
+        for share, level, is_off in zip(found["within"], view["levels"], found["off"], strict=True)
+        if is_off
+    )
+    yield Text.assemble(f"predicted {heading} of ", name, f" is off: {', '.join(off)}", style=HELD_UP)
 
 
 def latency(name: str, quantiles_s: Sequence[Sequence[float] | None]) -> tuple[str, list[str]]:

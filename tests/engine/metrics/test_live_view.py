@@ -9,7 +9,10 @@ import pytest
 
 from sloserve.core.attainment_window import AttainmentWindow
 from sloserve.core.clock import ManualClock
+from sloserve.core.judged_window import PredictionWindow
 from sloserve.core.latency_window import LatencyWindow
+from sloserve.core.predicted import PREDICTED, Quantiles
+from sloserve.core.promise_window import PromiseWindow
 from sloserve.engine.metrics.engine_page import Layout, PageWriter
 from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.engine.metrics.live_view import COLUMNS, LiveView
@@ -173,6 +176,42 @@ def test_latency_is_of_the_last_minute_by_class_and_over_all_api_processes(tmp_p
     by_class = view.read()["by_class"]
     assert by_class["urgent"]["latency_s"] == {"ttft": [0.05, 0.099], "tpot": None, "e2e": [50_000.0, 86_400.0]}
     assert by_class[CLASSES[1]]["latency_s"] == {"ttft": None, "tpot": None, "e2e": None}
+
+
+def test_predictions_and_promises_are_shown_by_class_and_over_all_api_processes(tmp_path: Path) -> None:
+    server = Server(1, tmp_path)
+    other = Board(len(CLASSES), 1)
+    server.view = LiveView(lambda: "m", CLASSES, lambda: [server.board, other], server.clock, tmp_path)
+    windows = [PredictionWindow(board.predicted[0, PREDICTED.index("ttft")]) for board in (server.board, other)]
+    for i in range(500):
+        windows[i % 2].record(Quantiles(1.0, 2.0, 4.0), 0.5 if i % 2 else 1.5, float(i))
+    PromiseWindow(other.promises[0]).record("withdrawn", 0.9, 1.0)
+    window = PromiseWindow(server.board.promises[0])
+    for outcome in ("kept", "kept", "kept", "broken"):
+        window.record(outcome, 0.9, 1.0)
+    view = server.view.read()
+    urgent, second = view["by_class"].values()
+    assert view["levels"] == [0.5, 0.9, 0.99]
+    assert urgent["predicted"] == {
+        "ttft": {
+            "judged": 500,
+            "within": [0.5, 1.0, 1.0],
+            "band": [0.0671, 0.0402, 0.0133],
+            "off": [False, True, False],
+            "width": [pytest.approx(2.0, rel=0.06), pytest.approx(4.0, rel=0.06)],
+        },
+        "tpot": None,
+        "e2e": None,
+    }
+    assert urgent["promises"] == {
+        "kept": 3,
+        "broken": 1,
+        "withdrawn": 1,
+        "off": False,
+        "broken_share": 0.25,
+        "allowed_share": pytest.approx(0.1, abs=1e-3),
+    }
+    assert second["promises"] is None and second["predicted"]["ttft"] is None
 
 
 def test_what_a_plan_took_is_that_of_the_latest_plans(server: Server) -> None:

@@ -129,6 +129,23 @@ def tenant(name: str, **what: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("width", [80, 140])
+def test_promises_and_predictions_off_their_bands_are_said(width: int) -> None:
+    one = view()["by_class"]["urgent"]
+    figure = {"judged": 2000, "within": [0.49, 0.85, 0.96], "off": [False, True, True]}
+    promises = {"kept": 1371, "broken": 29, "withdrawn": 4, "broken_share": 0.0207, "allowed_share": 0.01, "off": True}
+    by_class = {EVIL: {**one, "predicted": {"ttft": figure, "e2e": None}, "promises": promises}}
+    text = " ".join(shown(view(by_class=by_class, levels=[0.5, 0.9, 0.99]), width=width).split())
+    assert "1,371 kept, 29 broken, 4 withdrawn; 2.1% broken, 1.0% allowed" in text and "\x1b[31m" not in text
+    assert "is off: 85.0% of requests within p90, 96.0% of requests within p99" in text and "predicted TTFT of" in text
+    withdrawn = {**promises, "kept": 0, "broken": 0, "broken_share": None, "allowed_share": None, "off": False}
+    good = {**figure, "off": [False] * 3}
+    by_class = {"urgent": {**one, "predicted": {"ttft": good}, "promises": withdrawn}}
+    text = shown(view(by_class=by_class, levels=[0.5, 0.9, 0.99]), width=width)
+    assert "promises to urgent: 0 kept, 0 broken, 4 withdrawn\n" in text and "is off" not in text
+    assert "promises" not in shown(view(), width=width), "an older server, or a class without promises"
+
+
+@pytest.mark.parametrize("width", [80, 140])
 def test_tenants_are_shown_with_their_share_and_debt(width: int) -> None:
     rows = [tenant(EVIL), tenant("b", debt_s=-4.26, attained=[[None, 0], [1.0, 2]], state="fine")]
     text = shown(view(tenants=rows, more_tenants=7), width=width)
