@@ -72,8 +72,8 @@ class WaitingComments:
 
     async def _begin(self, head: Message) -> None:
         if not self.has_begun:
-            self.has_begun = True
             await self._send(head)
+            self.has_begun = True
 
     def _waits(self) -> bool:
         progress = self._progress()

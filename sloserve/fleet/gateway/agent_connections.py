@@ -26,7 +26,7 @@ from sloserve.fleet.contract.endpoint import (
 )
 from sloserve.fleet.contract.reports import AgentReport, agent_report
 from sloserve.fleet.timeouts import limit_reached
-from sloserve.wire.headers import HOP_BY_HOP
+from sloserve.wire.headers import HOP_BY_HOP, QUEUE_POSITION
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ _STATE_S: Final = 2.5
 """Seconds after which an agent that does not respond is given up."""
 _STATE_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 1 << 16
-_OWN: Final = frozenset({b"server", b"date", b"x-request-id", REFUSED_HEADER.encode()})
-"""Headers that the gateway's own server writes."""
+_OWN: Final = frozenset({b"server", b"date", b"x-request-id", QUEUE_POSITION.encode(), REFUSED_HEADER.encode()})
+"""Headers that the gateway writes itself, or its server."""
 _BROKEN: Final = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 

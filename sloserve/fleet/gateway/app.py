@@ -37,6 +37,7 @@ from sloserve.wire.asgi import (
     refuse_error,
 )
 from sloserve.wire.headers import EXPOSED
+from sloserve.wire.in_flight import REQUESTS, answer_progress
 from sloserve.wire.opening import BodyLimits, OpenedRequest, open_request
 from sloserve.wire.watch_page import sent_signpost
 
@@ -56,6 +57,7 @@ _NOT_KEPT: Final = "this fleet gives no response out again; keep the one that PO
 _NO_KEY: Final = "no key of this fleet is shown; send one as Authorization: Bearer KEY, or as x-api-key: KEY"
 _AGAIN_S: Final = 5
 _STOPPING: Final = f"the gateway stops, and no instance has responded to the request yet; retry in {_AGAIN_S} s"
+_ELSEWHERE: Final = "; another gateway of this fleet may have it"
 _NOT_AGAIN: Final = ("x-should-retry", "false")
 """Header that keeps OpenAI's clients from repeating a request that may have killed engines."""
 
@@ -107,10 +109,14 @@ class GatewayApp:
             await self._lifespan(receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})
-        elif scope["type"] == "http" and self._watching is not None and scope["path"].startswith(WATCH_PREFIX):
+        elif scope["type"] == "http" and self._is_watching(scope["path"]):
+            assert self._watching is not None
             await self._watching(scope, receive, send)  # for no page of another origin
         elif scope["type"] == "http":
             await self._answering(scope, receive, send)
+
+    def _is_watching(self, path: str) -> bool:
+        return self._watching is not None and path.startswith(WATCH_PREFIX) and not path.startswith(REQUESTS)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -140,6 +146,8 @@ class GatewayApp:
             await self._forward(request, tenant)
         elif tenant is None:
             await request.refuse(Unauthorized(_NO_KEY))
+        elif path.startswith(REQUESTS):
+            await answer_progress(scope, send, self._parts.in_flight, tenant.name, _ELSEWHERE)
         elif path.startswith(BATCHES) and self._batches is not None:
             await self._answer_batches(self._batches, {**scope, TENANT: tenant}, receive, send)
         else:
@@ -163,14 +171,17 @@ class GatewayApp:
             # now.
             if forwarded.answer.begun or request.scope["http_version"] == "3":
                 raise
-            await request.refuse(ShuttingDown(_STOPPING, _AGAIN_S))
+            await forwarded.refuse(ShuttingDown(_STOPPING, _AGAIN_S))
         except SloServeError as error:
-            await request.refuse(error, [_NOT_AGAIN] if isinstance(error, EngineError) else [])
+            await forwarded.refuse(error, [_NOT_AGAIN] if isinstance(error, EngineError) else [])
         except Exception:
             logger.exception("request %s failed in the gateway", request.id)
             if forwarded.answer.begun:
                 raise
             message = "the gateway failed; its log says why"
+            if forwarded.answer.has_early_head:
+                await forwarded.answer.end_with_error(HTTPStatus.INTERNAL_SERVER_ERROR, message)
+                return
             form = errors.form_of(request.scope["path"])
             await refuse(request.send, HTTPStatus.INTERNAL_SERVER_ERROR, message, headers=request.closing, form=form)
 

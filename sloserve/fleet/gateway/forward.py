@@ -7,6 +7,7 @@ counted once in the admission of its model, in the demand, and in the metrics.
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -20,6 +21,7 @@ from sloserve.core.errors import (
     PromiseRefused,
     QueueFull,
     Rejected,
+    SloServeError,
     UnknownModel,
 )
 from sloserve.core.finished import Latency, targets_met
@@ -41,13 +43,15 @@ from sloserve.fleet.gateway.passing import PassedResponse
 from sloserve.fleet.gateway.prefixes import names_of
 from sloserve.fleet.gateway.sessions import Home
 from sloserve.fleet.gateway.traffic_log import LoggedRequest
-from sloserve.scheduler.admission.admission import Ticket, Together
+from sloserve.scheduler.admission.admission import Admission, Ticket, Together
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.wire import errors
 from sloserve.wire.asgi import ClientLeft, report_slo
 from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.client import WhileClientWaits
-from sloserve.wire.headers import PROMISED, REQUEST_ID, TTL, promise_header
+from sloserve.wire.headers import PROMISED, REQUEST_ID, TTL, predictions, promise_header
 from sloserve.wire.opening import OpenedRequest
+from sloserve.wire.progress import Progress, place_at_admission, place_header
 from sloserve.wire.rate_limits import RequestUse
 
 
@@ -57,6 +61,7 @@ class RequestAccounting:
     def __init__(self, parts: GatewayState, request: GatewayRequest, answer: PassedResponse) -> None:
         self._parts, self._request, self._answer = parts, request, answer
         self._ticket: Ticket | None = None
+        self._admission: Admission | None = None
         self._task = parts.tasks.arriving(request)
         self._started: StartedCall | None = None
         self._logged: LoggedRequest | None = None
@@ -103,9 +108,36 @@ class RequestAccounting:
             self._parts.metrics.promise_refused(model, request.slo_class, ticket.why_no_promise)
         if self._ticket is not None:
             self._ticket.ended(None, 0, now_s)
-        self._ticket = ticket
+        self._ticket, self._admission = ticket, admission
         if self._started is None:
             self._started = self._parts.tasks.begins(task, request)
+
+    def progress(self) -> Progress | None:
+        """Return how far the request has come; ``None`` before its admission."""
+        ticket, admission, request, first_s = self._ticket, self._admission, self._request, self._answer.first_s
+        if ticket is None or admission is None:
+            return None
+        now_s = self._parts.clock.monotonic_s()
+        still = admission.still_waiting(ticket, now_s) if first_s is None else None
+        return Progress(
+            slo_class=request.slo_class,
+            is_waiting=first_s is None,
+            waited_s=(now_s if first_s is None else first_s) - request.arrival_s,
+            position=None if still is None else still.position,
+            remaining=None if still is None else still.remaining,
+            predicted=ticket.forecast.predicted,
+        )
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Return the headers with the place of the request at its admission, and with what it was promised."""
+        found = place_header([] if self._ticket is None else [place_at_admission(self._ticket.forecast.ahead)])
+        given = self._request.promised or self._request.why_no_promise
+        return found if given is None else [*found, (PROMISED, promise_header([given]))]
+
+    def predictions(self) -> list[tuple[str, str]]:
+        """Return the headers with what was predicted at its admission."""
+        predicted = None if self._ticket is None else self._ticket.forecast.predicted
+        return [] if predicted is None else predictions([predicted])
 
     def answer_begins(self) -> None:
         """Record that the first byte has come."""
@@ -276,13 +308,7 @@ class Dispatch:
         return min(max(place_s, int(ready_s) + 1), MAX_RETRY_AFTER_S)
 
 
-_REQUEST_ID, _PROMISED = REQUEST_ID.encode(), PROMISED.encode()
-
-
-def _promise_of(request: GatewayRequest) -> list[tuple[bytes, bytes]]:
-    """Return the header that says what the request was promised, if it asked for a promise."""
-    given = request.promised or request.why_no_promise
-    return [] if given is None else [(_PROMISED, promise_header([given]).encode())]
+_REQUEST_ID: Final = REQUEST_ID.encode()
 
 
 class ForwardedRequest:
@@ -317,6 +343,7 @@ class ForwardedRequest:
             outcome = Outcome.ABORTED
             raise
         finally:
+            self.answer.ended()
             if self._use is not None:
                 self._use.ended()
             self._parts.metrics.ended(*self._counted_as, outcome)
@@ -346,19 +373,20 @@ class ForwardedRequest:
         dispatch = Dispatch(parts, request, choice, booking)
         try:
             booking.admit(request.model)
-            from_engine, first, sent = await dispatch.first_byte()
-            try:
-                answer.begin(from_engine.status, request.model, client, parts.clock.monotonic_s())
-                booking.answer_begins()
-                name = sent.instance.name
-                parts.sessions.served(request.tenant.name, request.stated_task, request.model, name)
-                place.forget_body()
-                request.forget_body()
-                stated = self._limits(request)
-                headers = [(_REQUEST_ID, self._opened.id.encode()), *choice.headers, *stated, *_promise_of(request)]
-                completed = await answer.pass_on(from_engine, first, headers, client)
-            finally:
-                dispatch.over(sent, from_engine)
+            with parts.in_flight.entered(request.tenant.name, self._opened.id, booking.progress):
+                self._comment(request, choice, booking)
+                from_engine, first, sent = await dispatch.first_byte()
+                try:
+                    answer.begin(from_engine.status, request.model, client, parts.clock.monotonic_s())
+                    booking.answer_begins()
+                    name = sent.instance.name
+                    parts.sessions.served(request.tenant.name, request.stated_task, request.model, name)
+                    place.forget_body()
+                    request.forget_body()
+                    headers = self._headers(choice, booking, self._limits(request))
+                    completed = await answer.pass_on(from_engine, first, headers, client)
+                finally:
+                    dispatch.over(sent, from_engine)
         finally:
             self._counted_as = request.model, request.slo_class
             self._count(request)
@@ -366,6 +394,30 @@ class ForwardedRequest:
         if not completed or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return Outcome.FAILED
         return Outcome.REJECTED if answer.status >= HTTPStatus.BAD_REQUEST else Outcome.COMPLETED
+
+    def _comment(self, request: GatewayRequest, choice: ModelChoice, booking: RequestAccounting) -> None:
+        """Send comments until the first byte if the client asks for them, and the status may be known before that."""
+        every_s = self._parts.settings.waiting_comments_s
+        if not (every_s > 0.0 and request.updates and request.streamed and request.route in GENERATING):
+            return
+        if request.ttl_s is None:
+            limits = [] if self._use is None else self._use.headers()
+            stated = [(name.encode(), value.encode()) for name, value in (*limits, *booking.predictions())]
+            self.answer.comment(booking.progress, every_s, self._headers(choice, booking, stated))
+
+    def _headers(
+        self, choice: ModelChoice, booking: RequestAccounting, more: list[tuple[bytes, bytes]]
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the headers of the response beside the engine's, ``more`` with them."""
+        place = [(name.encode(), value.encode()) for name, value in booking.headers()]
+        return [(_REQUEST_ID, self._opened.id.encode()), *choice.headers, *place, *more]
+
+    async def refuse(self, error: SloServeError, headers: Iterable[tuple[str, str]] = ()) -> None:
+        """Answer the request with an error; if a comment began the response, the error is an event of the stream."""
+        if self.answer.has_early_head:
+            await self.answer.end_with_error(errors.status(error), str(error))
+        else:
+            await self._opened.refuse(error, headers)
 
     def _limits(self, request: GatewayRequest) -> list[tuple[bytes, bytes]]:
         """Return headers with the tenant's limits, and count the tokens of a stream in them as they come."""

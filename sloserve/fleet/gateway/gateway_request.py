@@ -36,6 +36,7 @@ from sloserve.wire.headers import (
     REQUEST_ID,
     TENANT,
     TTL,
+    UPDATES,
     HeaderFields,
     left_ms,
     read_headers,
@@ -77,6 +78,7 @@ class GatewayRequest:
         salt: Salt of its prompt in prefix caches; ``None`` for none.
         previous: Id of the stored response that it continues; ``None`` for none.
         is_form: Whether its body is a form.
+        updates: Whether its client asks for comments while it waits.
     """
 
     tenant: Tenant
@@ -104,6 +106,7 @@ class GatewayRequest:
     is_form: bool = False
     promised: Promised | None = None
     why_no_promise: str | None = None
+    updates: bool = False
 
     @property
     def slo_class(self) -> str:
@@ -216,6 +219,8 @@ class GatewayRequestReader:
         prompt = Prompt.of(read, route, len(body)) if form is None else Prompt.of_form(form)
         passed = self._passed_on(headers, fields, route)
         passed |= {REQUEST_ID: request_id, TENANT: tenant.name}
+        if in_body.updates and route in GENERATING:
+            passed[UPDATES] = "0"  # the gateway writes the comments: an engine's would count as its first byte
         if priority is not None:
             passed[PRIORITY] = str(priority)
         if form is None:
@@ -245,6 +250,7 @@ class GatewayRequestReader:
             salt=salt,
             previous=previous_response(read) if route == RESPONSES else None,
             is_form=form is not None,
+            updates=in_body.updates if fields.updates is None else fields.updates,
         )
 
     def _passed_on(self, headers: Iterable[tuple[bytes, bytes]], fields: HeaderFields, route: str) -> dict[str, str]:

@@ -24,6 +24,7 @@ from sloserve.fleet.gateway.traffic_log import TrafficLog
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.settings import PluginSettings
+from sloserve.wire.in_flight import RequestsInFlight
 from sloserve.wire.rate_limits import TenantRates
 from sloserve.wire.tenant_places import TenantPlaces
 
@@ -83,6 +84,8 @@ class GatewayState:
     tasks: GatewayTasks = field(init=False)
     passing_on: dict[PassedResponse, None] = field(init=False, default_factory=dict)
     """Responses that have begun."""
+    in_flight: RequestsInFlight = field(init=False, default_factory=RequestsInFlight)
+    """Requests that clients may ask about."""
     calls: TenantPlaces = field(init=False)
     """Places of requests for files and batches."""
     created_s: int = field(init=False)
@@ -105,6 +108,7 @@ class GatewayState:
         """Take what counts from the state before; this changes nothing there until :meth:`take_effect`."""
         self.sessions, self.rates, self.places = before.sessions, before.rates, before.places
         self.calls, self.created_s, self.passing_on = before.calls, before.created_s, before.passing_on
+        self.in_flight = before.in_flight
         self.attained = before.attained.of_classes(self.settings.classes.names)
         self.tasks = before.tasks.of_settings(self.settings)
         # Predictions hold for one set of rules and classes; with others an admission begins empty, and does not count

@@ -237,7 +237,7 @@ MUTANTS: Final = (
     Mutant(
         "a stream that breaks off ends without an error event",
         "gateway.passing",
-        '            await send({"type": "http.response.body", "body": self._error_event(last), "more_body": True})\n',
+        '            await send({"type": "http.response.body", "body": event, "more_body": True})\n',
         "",
     ),
     Mutant(
