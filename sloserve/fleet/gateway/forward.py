@@ -8,6 +8,7 @@ counted once in the admission of its model, in the demand, and in the metrics.
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -24,8 +25,10 @@ from sloserve.core.errors import (
     SloServeError,
     UnknownModel,
 )
-from sloserve.core.finished import Latency, targets_met
+from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
+from sloserve.core.served import ServedRequest
+from sloserve.core.slo import Targets
 from sloserve.engine.metrics.task_table import StartedCall
 from sloserve.fleet.client_routes import AUDIO, GENERATING
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, Refusal, Refused, stated_prefixes
@@ -65,7 +68,7 @@ class RequestAccounting:
         self._task = parts.tasks.arriving(request)
         self._started: StartedCall | None = None
         self._logged: LoggedRequest | None = None
-        self._is_kept = False
+        self._latency: Latency | None = None
 
     def arrived(self) -> None:
         """Count demand for the model that the request asks for."""
@@ -176,7 +179,7 @@ class RequestAccounting:
             choice.completed(ResponseTimes(latency.e2e_s, tokens, latency.ttft_s if request.streamed else None))
         if self._ticket is not None:
             self._ticket.ended(latency, tokens, now_s)
-        self._is_kept = latency is not None and all(targets_met(request.slo.targets, latency).values())
+        self._latency = latency
 
     def promise_ended(self, outcome: Outcome) -> None:
         """Count the promise of the request, if it was given one.
@@ -184,10 +187,14 @@ class RequestAccounting:
         Args:
             outcome: Outcome of the request.
         """
-        request = self._request
-        if request.promised is not None:
-            of_promise = "withdrawn" if outcome is Outcome.ABORTED else "kept" if self._is_kept else "broken"
-            self._parts.metrics.promise_ended(request.model, request.slo_class, request.promised.level, of_promise)
+        request, slo = self._request, self._request.slo
+        if not request.streamed:  # of an output in one piece only the end is seen here
+            slo = replace(slo, targets=Targets(e2e_s=slo.targets.e2e_s))
+        served = ServedRequest(slo, outcome, latency=self._latency, promised=request.promised)
+        if request.promised is not None and served.promise is not None:
+            # Without a target that can be judged, a response that came to its end has kept its promise.
+            kept = "kept" if served.good is None and self._latency is not None else served.promise
+            self._parts.metrics.promise_ended(request.model, request.slo_class, request.promised.level, kept)
 
 
 logger = logging.getLogger(__name__)

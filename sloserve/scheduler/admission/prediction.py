@@ -4,7 +4,8 @@ TTFT = time already passed + requests of its class ahead * seconds from one star
 its own prompt. The class's queue and its rate are Little's law, so they hold under any policy: a class that others
 overtake starts more slowly, which is observed, not assumed. The service is a line in prompt tokens through the TTFTs of
 requests that found no other waiting. e2e = TTFT + output tokens, as stated, as the length model predicts or as the
-class's outputs are long, within ``max_tokens`` * time per token of the class. What these estimates leave out (the order
+class's outputs are long, within ``max_tokens`` * time per token of the class at
+the load of the moment. What these estimates leave out (the order
 within a class, what arrives later, the spread of lengths) is in the calibration of each class: quantiles of actual over
 predicted. No quantile of e2e lies below the same quantile of TTFT.
 
@@ -17,7 +18,8 @@ of admitted requests.
 """
 
 import heapq
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from statistics import NormalDist
@@ -31,13 +33,16 @@ from sloserve.estimator.conformal import ConformalQuantiles, Prediction
 from sloserve.estimator.length.at_admission import expected_tokens
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.remaining import KnownRequests
-from sloserve.estimator.step_time.running_fit import RunningLine, RunningMedian
+from sloserve.estimator.step_time.running_fit import RunningLine
 from sloserve.scheduler.admission.best_observed import Floors
+from sloserve.scheduler.admission.decode_pace import DecodePace
 
 _MAX_TOKENS = 2**31
 MAX_STALE = 64
 _LEAST_S = 1e-3
 """Least remaining time in seconds that is predicted of a request that waits."""
+_DUE_PER_REQUEST, _DUE_AT_REST = 16, 4096
+"""Quantiles of a request in flight, and quantiles of requests that have ended, beyond which the latter are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +78,33 @@ class Figure:
 
     Args:
         unqueued_s: Part of the figure that remains if no request waits ahead, in seconds.
+        calibration: The stream of predictions that it belongs to.
     """
 
     prediction: Prediction
     unqueued_s: float
+    calibration: ConformalQuantiles
+
+    def observe(self, actual_s: float) -> None:
+        """Record the actual value."""
+        self.calibration.observe(self.prediction, actual_s)
+
+
+@dataclass(slots=True)
+class Arrived:
+    """State of the server when a request arrived.
+
+    Args:
+        arrival_s: Time from which its latency counts, in seconds.
+        streamed: Whether its first token is seen when it leaves.
+        others: Number of requests in flight.
+        in_flight: Whether the request itself is counted as in flight.
+    """
+
+    arrival_s: float
+    streamed: bool
+    others: int
+    in_flight: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +114,21 @@ class Forecast:
     Args:
         ahead: Number of requests of its class that waited.
         alone: Whether no request waited, in any class.
+        arrived: When the request arrived, how many were in flight then, and whether it is one of them.
     """
 
     ttft: Figure | None
     e2e: Figure | None
     ahead: int
     alone: bool
+    arrived: Arrived
     tpot: Figure | None = None
+
+    def figures(self) -> Iterator[Figure]:
+        """Yield the figures that are predicted."""
+        for figure in (self.ttft, self.tpot, self.e2e):
+            if figure is not None:
+                yield figure
 
     @property
     def predicted(self) -> Predicted | None:
@@ -114,8 +150,9 @@ class Predictor:
         wanted = tuple(sorted({*LEVELS, *levels}))
         self.floors = Floors()
         self._line = RunningLine()
-        self._due: list[tuple[float, int, ConformalQuantiles, Prediction, float]] = []
-        self._counter = 0
+        self._due: list[tuple[float, int, Figure, float]] = []
+        self._counter = self._in_flight = 0
+        self._now_s = -math.inf
         self._lengths = (
             EmpiricalLength()
         )  # for requests that no length model predicts; it takes account of outputs cut short
@@ -136,66 +173,89 @@ class Predictor:
         self._run_out(now_s)
         of_class = self._classes[new.slo.slo_class.name]
         service_s = self._line.at(new.prompt_tokens)
+        arrived = Arrived(new.arrival_s, new.streamed, self._in_flight)
         if service_s is None:
-            return Forecast(None, None, ahead, alone)
+            return Forecast(None, None, ahead, alone, arrived)
         passed_s = max(now_s - new.arrival_s, 0.0)
         wait_s = ahead * (service_s if interval_s is None else interval_s)
         ttft = _figure(of_class.ttft, passed_s + service_s, wait_s)
-        tpot_s = of_class.tpot_s.value
+        tpot_s = of_class.pace.tpot_s(arrived.others)
         e2e = tpot = None
         if tpot_s is not None:
             decode_s = (self._output_tokens(of_class, new) - 1.0) * tpot_s
             e2e = _figure(of_class.e2e_of(new), passed_s + service_s + decode_s, wait_s, ttft.prediction.quantiles)
             tpot = _figure(of_class.tpot, tpot_s, 0.0)
-        return Forecast(ttft, e2e, ahead, alone, tpot)
+        return Forecast(ttft, e2e, ahead, alone, arrived, tpot)
 
     def admitted(self, new: ArrivingRequest, forecast: Forecast) -> None:
         """Record that the request was admitted, so that its quantiles can be passed."""
-        of_class = self._classes[new.slo.slo_class.name]
+        if not forecast.arrived.in_flight:
+            forecast.arrived.in_flight = True
+            self._in_flight += 1
+        for figure in forecast.figures():
+            figure.calibration.awaits(figure.prediction)
         # A first token that is not seen may have come in time.
-        ttft = forecast.ttft if new.streamed else None
-        for calibration, figure in ((of_class.ttft, ttft), (of_class.e2e_of(new), forecast.e2e)):
-            if figure is not None:
-                for level, limit_s in (figure.prediction.quantiles or {}).items():
+        for seen in (forecast.ttft if new.streamed else None, forecast.e2e):
+            if seen is not None:
+                for level, limit_s in (seen.prediction.quantiles or {}).items():
                     self._counter += 1
-                    due = (new.arrival_s + limit_s, self._counter, calibration, figure.prediction, level)
-                    heapq.heappush(self._due, due)
+                    heapq.heappush(self._due, (new.arrival_s + limit_s, self._counter, seen, level))
 
     def started(self, new: ArrivingRequest, forecast: Forecast, ttft_s: float, now_s: float) -> None:
         """Record that the first token of the request came after ``ttft_s``."""
+        self._now_s = max(self._now_s, now_s)
         if forecast.alone and new.prompt_tokens is not None:
             self._line.add(new.prompt_tokens, ttft_s)
             self.floors.saw_ttft(new.prompt_tokens, ttft_s, now_s)
         if forecast.ttft is not None:
-            self._classes[new.slo.slo_class.name].ttft.observe(forecast.ttft.prediction, ttft_s)
+            forecast.ttft.observe(ttft_s)
 
     def gave_up(self, forecast: Forecast) -> None:
-        """Record that the request ended early: close its quantiles and learn nothing from it."""
-        for figure in (forecast.ttft, forecast.e2e, forecast.tpot):
-            if figure is not None:
-                figure.prediction.over = True
+        """Record that the request ended early: close its quantiles, of which some may have passed."""
+        self._leaves(forecast.arrived)
+        # The time of the last event: a little less than the time now, of which this event does not say.
+        passed_s = max(self._now_s - forecast.arrived.arrival_s, 0.0)
+        if forecast.ttft is not None:
+            forecast.ttft.calibration.left(forecast.ttft.prediction, passed_s if forecast.arrived.streamed else 0.0)
+        if forecast.e2e is not None:
+            forecast.e2e.calibration.left(forecast.e2e.prediction, passed_s)
+        if forecast.tpot is not None:
+            forecast.tpot.calibration.left(forecast.tpot.prediction, 0.0)
 
     def completed(
         self, new: ArrivingRequest, forecast: Forecast, latency: Latency, output_tokens: int, now_s: float
     ) -> None:
         """Record that the request is complete, after ``output_tokens`` in all its outputs."""
+        self._now_s = max(self._now_s, now_s)
+        self._leaves(forecast.arrived)
         output_tokens = max(output_tokens // new.num_outputs, 1)
         of_class = self._classes[new.slo.slo_class.name]
         if output_tokens > 1:
-            of_class.tpot_s.add(latency.tpot_s)
+            of_class.pace.add(latency.tpot_s, new.arrival_s, forecast.arrived.others)
             if forecast.tpot is not None:
-                of_class.tpot.observe(forecast.tpot.prediction, latency.tpot_s)
+                forecast.tpot.observe(latency.tpot_s)
             self.floors.saw_tpot(output_tokens, latency.tpot_s, now_s)
         cut = new.max_tokens is not None and output_tokens >= new.max_tokens
         of_class.saw_length(changed=self._lengths.observe(of_class.id, output_tokens, cut=cut))
         if forecast.e2e is not None:
             forecast.e2e.prediction.over = False  # it was held while it might have gone on
-            of_class.e2e_of(new).observe(forecast.e2e.prediction, latency.e2e_s)
+            forecast.e2e.observe(latency.e2e_s)
+
+    def _leaves(self, arrived: Arrived) -> None:
+        if arrived.in_flight:
+            arrived.in_flight = False
+            self._in_flight -= 1
 
     def _run_out(self, now_s: float) -> None:
-        while self._due and self._due[0][0] < now_s:
-            _, _, calibration, prediction, level = heapq.heappop(self._due)
-            calibration.ran_out(prediction, level)
+        self._now_s = max(self._now_s, now_s)
+        due = self._due
+        while due and due[0][0] < now_s:
+            _, _, figure, level = heapq.heappop(due)
+            figure.calibration.ran_out(figure.prediction, level)
+        # High quantiles pass long after most requests have ended, which would be kept until then.
+        if len(due) > _DUE_PER_REQUEST * self._in_flight + _DUE_AT_REST:
+            self._due = [one for one in due if not one[2].prediction.over]
+            heapq.heapify(self._due)
 
     def _output_tokens(self, of_class: "_OfClass", new: ArrivingRequest) -> float:
         limit = _MAX_TOKENS if new.max_tokens is None else max(new.max_tokens, 1)
@@ -252,10 +312,11 @@ class _OfClass:
 
     def __init__(self, class_id: int, levels: tuple[float, ...]) -> None:
         self.id = class_id
-        self.tpot_s = RunningMedian()
+        self.pace = DecodePace()
         self.length: float | None = None
         self._seen = self._seen_since = 0
-        self.ttft, self.tpot = ConformalQuantiles(levels), ConformalQuantiles(levels)
+        # The prediction of TPOT is a running median already.
+        self.ttft, self.tpot = ConformalQuantiles(levels), ConformalQuantiles(levels, centred=False)
         self._e2e = {known: ConformalQuantiles(levels) for known in _LengthKnown}
 
     def set_levels(self, levels: tuple[float, ...]) -> None:
@@ -289,7 +350,7 @@ def _late_start(level: float, number: int) -> float:
 def _figure(
     calibration: ConformalQuantiles, unqueued_s: float, wait_s: float, at_least: Mapping[float, float] | None = None
 ) -> Figure:
-    return Figure(calibration.predict(unqueued_s + wait_s, at_least), unqueued_s)
+    return Figure(calibration.predict(unqueued_s + wait_s, at_least), unqueued_s, calibration)
 
 
 def _quantiles_of(figure: Figure | None) -> Quantiles | None:
