@@ -132,7 +132,10 @@ class Promising:
         """Note that the request was admitted, so that quantiles of its use can be passed before it ends."""
         of_class = self._classes[one.slo_class]
         for quantiles, prediction in ((of_class.every, one.of_class), (of_class.promised, one.of_promised)):
-            if prediction is None or prediction.quantiles is None or one.targets.e2e_s is None:
+            if prediction is None or prediction.quantiles is None:
+                continue
+            quantiles.awaits(prediction)
+            if one.targets.e2e_s is None:
                 continue
             for level, use in prediction.quantiles.items():
                 self._counter += 1
@@ -195,9 +198,12 @@ class Promising:
         self._leave(one)
         if latency is not None:
             self._learn(one, latency)
-        for prediction in (one.of_class, one.of_promised):
-            if prediction is not None:
-                prediction.over = True
+            return
+        of_class, elapsed_s = self._classes[one.slo_class], max(now_s - one.arrival_s, 0.0)
+        used = 0.0 if one.targets.e2e_s is None else elapsed_s / one.targets.e2e_s
+        for quantiles, prediction in ((of_class.every, one.of_class), (of_class.promised, one.of_promised)):
+            if prediction is not None and not prediction.over:
+                quantiles.left(prediction, used)
 
     def _predict_promised(self, new: ArrivingRequest, forecast: Forecast) -> float | None:
         """Return the use of its targets that is predicted behind the promised requests; ``None`` if it is not known."""
