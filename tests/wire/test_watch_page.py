@@ -163,7 +163,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["lateTasks"] == ["5.00 late"] and found["moreTasks"] == "7 more tasks"
     # Shares within predicted quantiles stand beside their bands; the ones outside say so in words.
     head, *rows = found["predictions"]
-    assert head == ["class", "latency", "within p50", "within p90", "within p99", "p90 · p99 in p50", "judged"]
+    assert head == ["class", "time", "within p50", "within p90", "within p99", "p90 · 99 in p50", "judged"]
     assert rows[0] == ["priority", "TTFT", "51.2 %", "89.3 %", "98.8 %", "2.1 · 4.4", "2,000"] and len(rows) == 6
     assert rows[3][2:5] == ["47.1 %", "85.2 % low", "96.3 % low"] and rows[5][0] == names.batch
     assert found["marks"][0] == ["33.3%", "66.7%", "56.0%"] and found["marks"][11][2] == "0.0%"

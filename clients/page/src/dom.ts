@@ -55,10 +55,18 @@ export function table(into: HTMLElement, words: number, head: string[], rows: (s
       }
       if (cell.className !== look) cell.className = look;
       if (cell.dataset["of"] !== head[j]) cell.dataset["of"] = head[j]!;
-      if (gauge !== undefined) for (const [name, value] of Object.entries(gauge)) cell.style.setProperty(`--${name}`, `${(Math.min(Math.max(value as number, 0), 1) * 100).toFixed(1)}%`);
+      if (gauge !== undefined) drawn(cell, gauge);
       if (share !== undefined) cell.style.setProperty("--share", `${Math.round((share ?? 0) * 100)}%`);
     });
   });
+}
+
+/** Puts a gauge below the text of a cell; one that is there already costs no new layout. */
+function drawn(cell: HTMLElement, gauge: Gauge): void {
+  for (const [name, value] of Object.entries(gauge) as [string, number][]) {
+    const place = `${(Math.min(Math.max(value, 0), 1) * 100).toFixed(1)}%`;
+    if (cell.style.getPropertyValue(`--${name}`) !== place) cell.style.setProperty(`--${name}`, place);
+  }
 }
 
 /** Runs each part of some work in a task of its own, so that none holds up the reader for long. */
