@@ -3,17 +3,16 @@
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Final, Literal
 
 from sloserve.cli.output_flags import columns
 from sloserve.core import json_text
-from sloserve.fleet.store.usage import UsedInHour
+from sloserve.fleet.store.usage import COUNTED, UsedInHour
 
 Format = Literal["table", "csv", "json"]
 
-_COLUMNS: Final = ("hour", *(field.name for field in fields(UsedInHour) if field.name != "hour_s"))
+_COLUMNS: Final = ("hour", "tenant", *COUNTED)
 
 
 def as_text(rows: Sequence[UsedInHour], form: Format) -> str:
@@ -30,4 +29,4 @@ def as_text(rows: Sequence[UsedInHour], form: Format) -> str:
 
 def _row(row: UsedInHour) -> list[str | int]:
     hour = datetime.fromtimestamp(row.hour_s, UTC).strftime("%Y-%m-%dT%H:%MZ")
-    return [hour, row.tenant, row.requests, row.prompt_tokens, row.output_tokens]
+    return [hour, row.tenant, *(getattr(row, name) for name in COUNTED)]

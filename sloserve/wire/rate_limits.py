@@ -94,11 +94,17 @@ class TenantUse:
         requests: Number of requests.
         prompt_tokens: Tokens of their prompts.
         output_tokens: Tokens of their outputs.
+        promises_kept: Number of promises that were kept.
+        promises_broken: Number of promises that were broken.
+        promises_withdrawn: Number of promises to clients that left before the end.
     """
 
     requests: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    promises_kept: int = 0
+    promises_broken: int = 0
+    promises_withdrawn: int = 0
 
 
 @dataclass(slots=True)
@@ -220,6 +226,17 @@ class RequestUse:
         use.output_tokens += output_tokens - self._output
         self._prompt, self._output, self._estimated = prompt_tokens, output_tokens, False
         self._charge()
+
+    def promise_ended(self, outcome: str) -> None:
+        """Count the promise of the request.
+
+        Args:
+            outcome: Outcome of the promise, one of :data:`~sloserve.core.promises.PROMISES_KEPT`.
+        """
+        use = self._tenant.use
+        use.promises_kept += outcome == "kept"
+        use.promises_broken += outcome == "broken"
+        use.promises_withdrawn += outcome == "withdrawn"
 
     def ended(self) -> None:
         """Give an estimate back of which nothing became known: the request was refused, or reads no prompt."""

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from sloserve.core.outcome import Outcome
+from sloserve.core.promises import PROMISES_KEPT
 from sloserve.core.tenants import OTHER
 from sloserve.wire.rate_limits import TenantUse
 
@@ -242,3 +243,16 @@ def tenant_counters(used: Mapping[str, TenantUse], most: int) -> Iterator[Counte
         for tenant, count in counts.items():
             family.add_metric([tenant], float(count))
         yield family
+    promises = CounterMetricFamily(
+        "sloserve:gateway_tenant_promises",
+        "Promises whose request ended, by tenant and outcome; of tenants that were given any.",
+        labels=["tenant", "outcome"],
+    )
+    given: Counter[tuple[str, str]] = Counter()
+    for i, (tenant, use) in enumerate(used.items()):
+        for outcome in PROMISES_KEPT:
+            given[tenant if i < most else OTHER, outcome] += getattr(use, f"promises_{outcome}")
+    for labels, count in given.items():
+        if any(given[labels[0], outcome] for outcome in PROMISES_KEPT):
+            promises.add_metric(labels, float(count))
+    yield promises

@@ -10,15 +10,15 @@ from typing import Final
 
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.store.store import Store
-from sloserve.fleet.store.usage import UsedInHour
+from sloserve.fleet.store.usage import COUNTED, UsedInHour
 from sloserve.wire.rate_limits import TenantRates
 
 _HOURS: Final = 2
 """Hours of which rows are compared: the others may still add to the hour before."""
 
-Counts = tuple[int, int, int]
-"""Requests, tokens of prompts, tokens of outputs."""
-_NONE: Final = (0, 0, 0)
+Counts = tuple[int, ...]
+"""Counts in the order of :data:`~sloserve.fleet.store.usage.COUNTED`: requests, tokens, and promises."""
+_NONE: Final = (0,) * len(COUNTED)
 
 
 class SharedUse:
@@ -44,9 +44,9 @@ class SharedUse:
         """Return what is to be added to the store, by tenant."""
         found = {}
         for name, use in self._rates.used().items():
-            before, now = self._added.get(name, _NONE), (use.requests, use.prompt_tokens, use.output_tokens)
+            before, now = self._added.get(name, _NONE), tuple(getattr(use, key) for key in COUNTED)
             if now != before:
-                found[name] = (now[0] - before[0], now[1] - before[1], now[2] - before[2])
+                found[name] = tuple(after - earlier for after, earlier in zip(now, before, strict=True))
         return found
 
     @staticmethod
@@ -65,7 +65,7 @@ class SharedUse:
         """
         for name, added in due.items():
             before = self._added.get(name, _NONE)
-            self._added[name] = (before[0] + added[0], before[1] + added[1], before[2] + added[2])
+            self._added[name] = tuple(earlier + more for earlier, more in zip(before, added, strict=True))
         seen = {(row.tenant, row.hour_s): (row.requests, row.prompt_tokens + row.output_tokens) for row in rows}
         others: dict[str, tuple[int, int]] = {}
         if self._seen is not None:  # what was there before this gateway is not charged

@@ -161,6 +161,12 @@ _QUEUED_SUMS = (
 )
 """One row with the sums over the queue that one member has read for all."""
 
+_PROMISES = tuple(
+    f"ALTER TABLE tenant_usage ADD COLUMN promises_{outcome} bigint NOT NULL DEFAULT 0"
+    for outcome in ("kept", "broken", "withdrawn")
+)
+"""A gateway of an older version goes on adding rows, without promises."""
+
 STEPS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _ROUTES,
@@ -174,6 +180,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     _TENANT_USAGE,
     _TRAFFIC,
     _QUEUED_SUMS,
+    _PROMISES,
 )
 """Steps of the schema; step n leads from version n to n + 1."""
 

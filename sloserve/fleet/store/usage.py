@@ -1,11 +1,11 @@
-"""Use by tenant and hour: requests, tokens of prompts and of outputs, of all gateways together.
+"""Use by tenant and hour: requests, tokens of prompts and outputs, and promises, of all gateways together.
 
 A gateway adds what it has counted since it last did so. The rows of the current hours also tell each gateway what the
 others have counted, for limits per minute.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Final
 
 from sloserve.fleet.store.database import Database
@@ -25,6 +25,9 @@ class UsedInHour:
         requests: Number of requests.
         prompt_tokens: Tokens of their prompts.
         output_tokens: Tokens of their outputs.
+        promises_kept: Number of promises that were kept.
+        promises_broken: Number of promises that were broken.
+        promises_withdrawn: Number of promises to clients that left before the end.
     """
 
     tenant: str
@@ -32,6 +35,14 @@ class UsedInHour:
     requests: int
     prompt_tokens: int
     output_tokens: int
+    promises_kept: int = 0
+    promises_broken: int = 0
+    promises_withdrawn: int = 0
+
+
+COUNTED: Final = tuple(field.name for field in fields(UsedInHour))[2:]
+"""Names of the counts, in the order in which they are added."""
+_NONE: Final = dict.fromkeys(COUNTED, 0)
 
 
 class Usage:
@@ -40,16 +51,16 @@ class Usage:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, used: Mapping[str, tuple[int, int, int]]) -> int:
+    def add(self, used: Mapping[str, Sequence[int]]) -> int:
         """Add to the current hour, and remove rows that are too old; return the beginning of the hour.
 
         Args:
-            used: Requests, tokens of prompts and tokens of outputs to add, by tenant.
+            used: Counts to add by tenant, in the order of :data:`COUNTED`; the last ones may be left out if they are 0.
         """
         with self._database.transaction() as session:
             hour_s = _hour(session.rows("SELECT store_now()")[0][0])
             rows = [
-                {"tenant": tenant, "hour": hour_s, "requests": added[0], "prompts": added[1], "outputs": added[2]}
+                {"tenant": tenant, "hour": hour_s, **_NONE, **dict(zip(COUNTED, added, strict=False))}
                 for tenant, added in sorted(used.items())
             ]
             session.given(_ADD, rows)
@@ -68,14 +79,12 @@ def _hour(now_s: float) -> int:
     return int(now_s // HOUR_S) * HOUR_S
 
 
-_ADD: Final = """
-    INSERT INTO tenant_usage (tenant, hour_s, requests, prompt_tokens, output_tokens)
-    SELECT given.tenant, given.hour, given.requests, given.prompts, given.outputs
-    FROM GIVEN(tenant text, hour bigint, requests bigint, prompts bigint, outputs bigint) WHERE true
+_ADD: Final = f"""
+    INSERT INTO tenant_usage (tenant, hour_s, {", ".join(COUNTED)})
+    SELECT given.tenant, given.hour, {", ".join(f"given.{name}" for name in COUNTED)}
+    FROM GIVEN(tenant text, hour bigint, {", ".join(f"{name} bigint" for name in COUNTED)}) WHERE true
     ON CONFLICT (tenant, hour_s) DO UPDATE SET
-        requests = tenant_usage.requests + excluded.requests,
-        prompt_tokens = tenant_usage.prompt_tokens + excluded.prompt_tokens,
-        output_tokens = tenant_usage.output_tokens + excluded.output_tokens"""
-_SINCE: Final = """
-    SELECT tenant, hour_s, requests, prompt_tokens, output_tokens FROM tenant_usage
+        {", ".join(f"{name} = tenant_usage.{name} + excluded.{name}" for name in COUNTED)}"""
+_SINCE: Final = f"""
+    SELECT tenant, hour_s, {", ".join(COUNTED)} FROM tenant_usage
     WHERE hour_s >= :first ORDER BY hour_s, tenant"""

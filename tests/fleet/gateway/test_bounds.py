@@ -156,3 +156,17 @@ def test_tenants_beyond_the_limit_of_labels_count_as_one() -> None:
     families = {family.name: family for family in tenant_counters(used, 2)}
     samples = families["sloserve:gateway_tenant_output_tokens"].samples
     assert {sample.labels["tenant"]: sample.value for sample in samples} == {"a": 100.0, "b": 100.0, "other": 200.0}
+
+
+def test_promises_of_tenants_count_by_outcome_under_the_same_labels() -> None:
+    kept = TenantUse(promises_kept=3, promises_broken=1)
+    used = {"a": kept, "b": TenantUse(1), "c": kept, "d": TenantUse(promises_withdrawn=2)}
+    families = {family.name: family for family in tenant_counters(used, 2)}
+    found = {
+        (sample.labels["tenant"], sample.labels["outcome"]): sample.value
+        for sample in families["sloserve:gateway_tenant_promises"].samples
+    }
+    assert found == {
+        ("a", "kept"): 3.0, ("a", "broken"): 1.0, ("a", "withdrawn"): 0.0,
+        ("other", "kept"): 3.0, ("other", "broken"): 1.0, ("other", "withdrawn"): 2.0,
+    }  # fmt: skip

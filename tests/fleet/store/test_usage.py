@@ -100,6 +100,19 @@ def test_own_use_is_charged_once_and_corrections_give_back(opened: OpenStore, st
     assert [one["x-ratelimit-remaining-tokens"] for one in left] == ["800", "800"]
 
 
+def test_promises_of_all_gateways_are_in_the_rows(opened: OpenStore) -> None:
+    gateways = Gateways(opened, 2, Quota())
+    for i, outcomes in enumerate((("kept", "broken"), ("kept", "kept", "withdrawn"))):
+        for outcome in outcomes:
+            gateways.rates[i].admit("a", gateways.tenant.quota).promise_ended(outcome)
+        gateways.exchange()
+    gateways.rates[0].admit("a", gateways.tenant.quota)
+    for _ in range(2):
+        gateways.exchange()
+    (row,) = opened.usage.since(1)
+    assert (row.requests, row.promises_kept, row.promises_broken, row.promises_withdrawn) == (6, 3, 1, 1)
+
+
 def test_what_could_not_be_added_is_added_later(opened: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     gateways = Gateways(opened, 2, Quota(requests_per_minute=60))
     gateways.exchange()
@@ -119,18 +132,19 @@ def test_what_could_not_be_added_is_added_later(opened: OpenStore, monkeypatch: 
     assert opened.usage.since(1)[0].requests == 40
 
 
-ROWS = [UsedInHour("acme", 1_700_000_000 // HOUR_S * HOUR_S, 3, 20, 100), UsedInHour("b", 0, 1, 2, 3)]
+ROWS = [UsedInHour("acme", 1_700_000_000 // HOUR_S * HOUR_S, 3, 20, 100, 2, 1), UsedInHour("b", 0, 1, 2, 3)]
 
 
 def test_rows_as_text() -> None:
     assert as_text(ROWS, "table").splitlines() == [
-        "hour               tenant  requests  prompt_tokens  output_tokens",
-        "2023-11-14T22:00Z  acme    3         20             100",
-        "1970-01-01T00:00Z  b       1         2              3",
+        "hour               tenant  requests  prompt_tokens  output_tokens  promises_kept  promises_broken  "
+        "promises_withdrawn",
+        "2023-11-14T22:00Z  acme    3         20             100            2              1                0",
+        "1970-01-01T00:00Z  b       1         2              3              0              0                0",
     ]
     assert as_text(ROWS, "csv").splitlines()[:2] == [
-        "hour,tenant,requests,prompt_tokens,output_tokens",
-        "2023-11-14T22:00Z,acme,3,20,100",
+        "hour,tenant,requests,prompt_tokens,output_tokens,promises_kept,promises_broken,promises_withdrawn",
+        "2023-11-14T22:00Z,acme,3,20,100,2,1,0",
     ]
     assert json.loads(as_text(ROWS, "json"))[1] == {
         "hour": "1970-01-01T00:00Z",
@@ -138,6 +152,9 @@ def test_rows_as_text() -> None:
         "requests": 1,
         "prompt_tokens": 2,
         "output_tokens": 3,
+        "promises_kept": 0,
+        "promises_broken": 0,
+        "promises_withdrawn": 0,
     }
 
 
@@ -152,4 +169,4 @@ def test_the_command_prints_the_rows_of_a_fleets_store(tmp_path: Path) -> None:
     store.close()
     shown = CliRunner().invoke(app, ["fleet", "usage", str(file), "--state", str(tmp_path / "state"), "--csv"])
     assert shown.exit_code == 0, shown.exception
-    assert shown.output.splitlines()[1].endswith(",acme,1,2,3")
+    assert shown.output.splitlines()[1].endswith(",acme,1,2,3,0,0,0")
