@@ -181,11 +181,12 @@ class RequestAccounting:
             self._ticket.ended(latency, tokens, now_s)
         self._latency = latency
 
-    def promise_ended(self, outcome: Outcome) -> None:
+    def promise_ended(self, outcome: Outcome, use: RequestUse | None) -> None:
         """Count the promise of the request, if it was given one.
 
         Args:
             outcome: Outcome of the request.
+            use: What the request uses of its tenant's limits; ``None`` if it was not admitted.
         """
         request, slo = self._request, self._request.slo
         if not request.streamed:  # of an output in one piece only the end is seen here
@@ -195,6 +196,8 @@ class RequestAccounting:
             # Without a target that can be judged, a response that came to its end has kept its promise.
             kept = "kept" if served.good is None and self._latency is not None else served.promise
             self._parts.metrics.promise_ended(request.model, request.slo_class, request.promised.level, kept)
+            if use is not None:
+                use.promise_ended(kept)
 
 
 logger = logging.getLogger(__name__)
@@ -355,7 +358,7 @@ class ForwardedRequest:
                 self._use.ended()
             self._parts.metrics.ended(*self._counted_as, outcome)
             if self._booking is not None:
-                self._booking.promise_ended(outcome)
+                self._booking.promise_ended(outcome, self._use)
             is_refused_by_engine = outcome is Outcome.REJECTED and self.answer.begun
             if choice is not None and not is_refused_by_engine:  # the client's fault says nothing about the choice
                 choice.ended(has_left=outcome is Outcome.ABORTED)

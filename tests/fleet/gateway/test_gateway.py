@@ -548,6 +548,7 @@ def test_a_gateway_promises_and_its_engine_is_asked_to_confirm(tmp_path: Path) -
             gone = await to.complete("none", headers=asks, stream=True)
             assert gone.status_code == 429 and "no instance serves the model now" in gone.json()["error"]["message"]
             assert await to.metric('sloserve:gateway_promises_total{class="interactive",model="chat",outcome="kept"}')
+            assert await to.metric('sloserve:gateway_tenant_promises_total{outcome="kept"')
             refused = 'sloserve:gateway_promises_refused_total{class="interactive",model="chat",why="late"}'
             assert await to.metric(refused) == 1
 
