@@ -37,7 +37,7 @@ class WaitingComments:
         self._head = head
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._is_over = False
+        self._is_over = self._is_sending = False
         self._is_between_events = True
         self.has_begun = False
         """Whether the begin of a response was sent."""
@@ -48,15 +48,15 @@ class WaitingComments:
             self._task = asyncio.create_task(self._comment())
 
     def stop(self) -> None:
-        """Send no more comments."""
+        """Send no more comments; one that is on its way is sent whole, since a part of it could spoil what follows."""
         self._is_over = True
-        if self._task is not None:
+        if self._task is not None and not self._is_sending:
             self._task.cancel()
-            self._task = None
+        self._task = None
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response, after a comment that is on its way."""
-        return self._send(message) if self._is_over else self._send_in_order(message)
+        return self._send(message) if self._is_over and not self._is_sending else self._send_in_order(message)
 
     async def _send_in_order(self, message: Message) -> None:
         async with self._lock:
@@ -72,8 +72,8 @@ class WaitingComments:
 
     async def _begin(self, head: Message) -> None:
         if not self.has_begun:
-            await self._send(head)
             self.has_begun = True
+            await self._send(head)
 
     def _waits(self) -> bool:
         progress = self._progress()
@@ -81,7 +81,7 @@ class WaitingComments:
 
     async def _comment(self) -> None:
         try:
-            while True:
+            while not self._is_over:
                 await asyncio.sleep(self._every_s)
                 async with self._lock:
                     progress = self._progress()
@@ -95,9 +95,13 @@ class WaitingComments:
             logger.exception("comments of a waiting request ended; the response goes on without them")
 
     async def _send_comment(self, progress: Progress) -> None:
-        if self._head is not None:
-            await self._begin(self._head)
-        await self._send({"type": "http.response.body", "body": comment(progress), "more_body": True})
+        self._is_sending = True
+        try:
+            if self._head is not None:
+                await self._begin(self._head)
+            await self._send({"type": "http.response.body", "body": comment(progress), "more_body": True})
+        finally:
+            self._is_sending = False
 
 
 def may_have_comments(message: Message) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -16,12 +18,14 @@ from starlette.routing import Route
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.core.clock import ManualClock
 from sloserve.core.predicted import Quantiles
-from sloserve.scheduler.settings import ADMIN_KEY
+from sloserve.scheduler.settings import ADMIN_KEY, plugin_settings
 from sloserve.wire import context
 from sloserve.wire.keys import hash_of
 from sloserve.wire.progress import Progress
+from sloserve.wire.resolve import classify_by
 from tests import bounded
 from tests.client.virtual_time import run
+from tests.http3.serving import ask, connected, listening, read
 
 WAITS = Progress("interactive", True, 0.5, position=3, remaining=Quantiles(1.2, 3.4, 5.6))
 RUNS = Progress("interactive", False, 2.0)
@@ -114,6 +118,67 @@ def test_a_client_that_asks_gets_comments_before_the_first_token(asks: dict[str,
     answer = run(Site().ask(**{**asks, "headers": {**asks.get("headers", {}), **more}}))
     assert answer.text == LINE * 2 + TOKENS
     assert answer.headers["x-slo-queue-position"] == "3"
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_middleware_that_compresses_leaves_the_stream_as_it_is(is_inside: bool) -> None:
+    """Starlette's compresses no stream of events; in one that another has compressed no comment could be read."""
+
+    class Compressed:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            async def marked(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    message["headers"] = [*message["headers"], (b"content-encoding", b"x-own")]
+                await send(message)
+
+            await self.app(scope, receive, marked if is_inside and scope["type"] == "http" else send)
+
+    site = Site()
+    outside = [one for one in site.app.user_middleware]
+    site.app.user_middleware[:] = [Middleware(GZipMiddleware, minimum_size=1), *outside, Middleware(Compressed)]
+    answer = run(site.ask(headers={"x-slo-updates": "1", "accept-encoding": "gzip"}))
+    assert answer.text == (TOKENS if is_inside else LINE * 2 + TOKENS)
+
+
+def test_comments_come_over_http_3() -> None:
+    first_token = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read(receive)
+        http, call = context.current.get(), Call()
+        assert http is not None
+        http.requests.append(call)
+        head = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await first_token.wait()
+        call.now = RUNS
+        await send({"type": "http.response.body", "body": TOKENS.encode()})
+
+    async def test() -> None:
+        classify = classify_by(settings.rules, settings.header_rules)
+        served = SLOMiddleware(app)
+        async with listening(served, classify=classify) as listener, connected(listener) as client:
+            reply = ask(client, "/v1/completions", "POST", body=True, x_slo_updates="1", x_slo_ttft_ms="500")
+            await reply.send(b"{}", end=True)
+            await reply.head()
+            came = b""
+            async for part in reply.body():
+                came += part
+                if came.count(LINE.encode()) >= 1:
+                    first_token.set()
+            assert came.replace(LINE.encode(), b"") == TOKENS.encode() and came.startswith(LINE.encode())
+
+    settings = plugin_settings(None)
+    bounded.run(test())
+
+
+def test_with_several_api_processes_a_client_is_told_that_another_may_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sloserve.api.middleware.api_processes", lambda engine: 3)
+    answer = run(Site().ask("/sloserve/requests/a", "GET"))
+    assert answer.status_code == 404 and "another of the 3 API processes" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,15 @@ def test_a_chunk_is_due_when_its_reader_runs_dry() -> None:
     assert reply.chunk(b"data: f\n\n", 104.0) == 104.25
 
 
+def test_a_comment_before_the_first_event_changes_nothing_of_when_that_is_due() -> None:
+    reply = ResponseDeadline(100.0, Targets(ttft_s=1.0, tds=4.0), renewed=True)
+    reply.began(STREAM)
+    assert [reply.chunk(b": slo-queue position=2\n\n", now_s) for now_s in (100.2, 100.4)] == [101.0, 101.0]
+    assert reply.chunk(b"data: a\n\n", 100.5) == 101.0
+    assert reply.chunk(b"data: b\n\n", 100.6) == 100.75
+    assert reply.chunk(b": keep-alive\n\n", 104.0) == 104.0
+
+
 @pytest.mark.slow
 def test_priorities_reach_the_scheduler() -> None:
     async def test() -> None:

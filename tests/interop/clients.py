@@ -20,7 +20,7 @@ from typing import Any
 MODEL = "builtin:tiny"
 HELLO = [{"role": "user", "content": "Hello"}]
 HEADERS = {"x-slo-class": "interactive", "x-slo-ttft-ms": "500", "x-slo-tpot-ms": "50", "x-slo-report": "1"}
-SLO = {"slo": {"class": "batch", "e2e_ms": 30000, "report": True}}
+SLO = {"slo": {"class": "batch", "e2e_ms": 30000, "report": True, "updates": True}}
 WRONG = {"slo": {"ttft_ms": -5}}
 
 

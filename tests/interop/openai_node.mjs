@@ -14,7 +14,7 @@ const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "k", maxRetries: 0 });
 const { data, response } = await client.chat.completions
   .create({ model, messages, max_tokens: 8 }, { headers })
   .withResponse();
-const slo = { class: "batch", e2e_ms: 30000, report: true };
+const slo = { class: "batch", e2e_ms: 30000, report: true, updates: true };
 let stream = "";
 let last;
 for await (const chunk of await client.chat.completions.create({ model, messages, max_tokens: 8, stream: true, slo })) {

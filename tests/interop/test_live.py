@@ -24,7 +24,10 @@ from tests.vllm.server import MODEL, Server
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("SLOSERVE_INTEROP", ROOT / ".venv-interop" / "bin" / "python"))
-PREDICTED = ["x-slo-predicted-e2e-ms", "x-slo-predicted-ttft-ms"]
+PREDICTED = [
+    f"x-slo-{name}" for name in ("predicted-e2e-ms", "predicted-tpot-ms", "predicted-ttft-ms", "queue-position")
+]
+"""Headers of ours in a response."""
 TEN = {
     "guidellm": (
         "guidellm run --backend kind=openai_http,target={url},model={model} --tokenizer kind=hf_auto,model={tokenizer} "
@@ -52,8 +55,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    started = Server("--policy", "edf", "--admission", "predict")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its comments come so often that no stream of a client that asks for them has its first token before one."""
+    config = tmp_path_factory.mktemp("config") / "serve.yaml"
+    config.write_text("waiting_comments_s: 0.0005\n")
+    started = Server("--policy", "edf", "--admission", "predict", "--slo-config", str(config))
     try:
         started.wait_ready()
         yield started
@@ -79,6 +85,13 @@ def test_replies_and_streams_come_and_a_bad_slo_is_a_bad_request(client: str, se
     found = seen[client]
     assert found["reply"] and found["stream"]
     assert "slo.ttft_ms: -5 is not a number of milliseconds above 0" in found["refused"]
+
+
+def test_the_streams_that_clients_read_have_comments_while_they_wait(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 2, "stream": True, "slo": {"updates": True}}
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        streams = [http.post("/v1/completions", json=body).raise_for_status().text for _ in range(10)]
+    assert all(one.startswith(": slo-queue position=1") for one in streams)
 
 
 @pytest.mark.parametrize("client", ["openai-python", NODE])

@@ -103,6 +103,26 @@ def test_the_first_token_waits_for_a_comment_that_a_slow_client_reads_and_no_sec
     run(test())
 
 
+def test_a_comment_on_its_way_is_sent_whole_before_what_ends_the_response() -> None:
+    async def test() -> None:
+        client = Client()
+        comments = client.comments(head=dict(START))
+        comments.start()
+        client.may_send.clear()
+        await asyncio.sleep(1.5)
+        comments.stop()
+        assert comments.has_begun and client.bodies == []
+        ending = asyncio.create_task(comments.send(part(b"data: error\n\n", more=False)))  # type: ignore[arg-type]
+        await asyncio.sleep(1)
+        client.may_send.set()
+        await ending
+        await asyncio.sleep(5)
+        assert client.bodies == [200, LINE, b"data: error\n\n"]
+        assert len(asyncio.all_tasks()) == 1
+
+    run(test())
+
+
 def test_before_admission_there_is_nothing_to_say() -> None:
     async def test() -> None:
         client = Client()
