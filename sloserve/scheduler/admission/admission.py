@@ -171,7 +171,7 @@ class Admission:
             why = self._promise(new, forecast, use, place, now_s)
         self._predictor.admitted(new, forecast)
         if use is not None:
-            self._promising.watch(use)
+            self._promising.watch(use, streamed=new.streamed)
         ticket = Ticket(new, forecast, place, self._predictor, self._promising, use, why)
         together.add(ticket)
         return ticket

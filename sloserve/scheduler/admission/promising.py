@@ -3,42 +3,54 @@
 A promised request comes before all requests without a promise (:meth:`~sloserve.lso.plan.Snapshot.levels`), so that
 only other promised requests are ahead of it. Its latency is predicted from these: TTFT = service of its prompt +
 promised requests that wait * seconds from one start of a promised request to the next; e2e and TPOT as for any request.
-What is judged is one number, the *use* of the targets: the largest of latency over target. A promise is kept if the use
-is at most 1, so one calibrated quantile of the use covers all targets of a request together; no correction for several
-targets is needed. The calibration is by class, of promised requests alone.
+The use of its targets is the largest of predicted latency over target. From it follows the risk that any target is
+missed (:mod:`sloserve.estimator.miss_risk`), for all targets together, so that no correction for several is needed.
 
-A promise is given if either of two calibrated quantiles is at most 1: of the use by promised requests of the class, or
-of the use by all its requests with targets, predicted behind the class's queue. The latter is sure whatever was learnt
-of promised requests, since a promised request is served no later than others. It decides until enough promises have
-ended, and again after promises were given up for a while.
+A promise is given if one of three calibrated figures allows it:
 
-Each promised request that waits has a slack: the seconds by which it can be delayed further and is still promised its
-targets. A later promised request that is due earlier takes its own service out of the slack; it gets no promise if that
-leaves any slack below 0. So no promise is given at the expense of an earlier one.
+- the risk among promised requests of the class;
+- the risk among all its requests with targets, with the use that is predicted behind the class's queue: it is valid
+  whatever was learnt of promised requests, since a promised request is served no later than others;
+- the quantile of the use among promised requests (:mod:`sloserve.estimator.conformal`) is at most 1. A risk says
+  nothing of a use that is greater than all uses before, nor of a server that has been overloaded since it began. Until
+  promises have ended, the quantiles of the class stand in, with factors of at least 1.
+
+Each promised request that waits has a slack: the seconds by which it can be delayed further until its use is as large
+as the largest one of small risk. A later promised request that is due earlier takes its own service out of the slack;
+it gets no promise if that leaves any slack below 0. So no promise is given at the expense of an earlier one.
 
 The price of a promise is the delay that it causes: its service, for each request that waits without a promise.
 
-Requests that are aborted close their prediction and teach nothing. Memory is bounded by the requests in flight, of
-which at most ``MOST_WAITING`` wait with a promise. Deterministic: time is an argument, in seconds of a clock that is
-never set.
+A miss counts as soon as a deadline has passed. A request that is aborted before that teaches nothing. Memory is bounded
+by the requests in flight, of which at most ``MOST_WAITING`` wait with a promise. Deterministic: time is an argument, in
+seconds of a clock that is never set.
 """
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from sloserve.core.errors import PromiseRefused
-from sloserve.core.finished import Latency
+from sloserve.core.finished import Latency, targets_met
 from sloserve.core.predicted import LEVELS
 from sloserve.core.promises import Promised
 from sloserve.core.slo import Targets
 from sloserve.estimator.conformal import ConformalQuantiles, Prediction
+from sloserve.estimator.miss_risk import MissRisk
 from sloserve.scheduler.admission.drain_rates import SteadyRate
 from sloserve.scheduler.admission.prediction import ArrivingRequest, Figure, Forecast
 
 MOST_WAITING: Final = 1024
 """Most requests that wait with a promise: each further promise looks at the slack of all of them."""
+RESERVE: Final = 0.5
+"""Part of the risk that a level allows up to which promises are given.
+
+A risk is the least of several shares, which is less than each of them is on average.
+"""
+_ROUNDING: Final = 1e-9
+_LEAST_USE: Final = 1e-6
 
 
 @dataclass(slots=True, eq=False)
@@ -49,23 +61,27 @@ class OpenUse:
         slo_class: Name of its class.
         targets: Targets of the request.
         arrival_s: Time from which the targets count.
-        of_class: Prediction of the use as of any request of the class; ``None`` if it cannot be predicted.
-        of_promised: Prediction of the use as of a promised request; ``None`` without a promise.
+        of_class: Predicted use as of any request of the class; ``None`` if it cannot be predicted.
+        of_promised: Predicted use as of a promised request; ``None`` without a promise.
+        prediction: Quantiles around it; ``None`` without a promise.
         promised: The promise; ``None`` for none.
         service_s: Seconds that the prompt takes of the engine.
         slack_s: Seconds by which a promised request can be delayed further.
         waits: Whether its first token is still to come.
+        is_judged: Whether it is known that it keeps or misses its targets, or that this will never be known.
     """
 
     slo_class: str
     targets: Targets
     arrival_s: float
-    of_class: Prediction | None
-    of_promised: Prediction | None = None
+    of_class: float | None
+    of_promised: float | None = None
+    prediction: Prediction | None = None
     promised: Promised | None = None
     service_s: float = 0.0
     slack_s: float = 0.0
     waits: bool = True
+    is_judged: bool = False
 
     @property
     def due_s(self) -> float:
@@ -75,10 +91,11 @@ class OpenUse:
 
 @dataclass(slots=True)
 class _OfClass:
-    """What is learnt of the use of targets in one class: by all requests with targets, and by promised ones alone."""
+    """What is learnt of one class: the risk of all requests with targets, and risk and use of promised ones alone."""
 
-    every: ConformalQuantiles = field(default_factory=lambda: ConformalQuantiles(LEVELS))
-    promised: ConformalQuantiles = field(default_factory=lambda: ConformalQuantiles(LEVELS))
+    every: MissRisk = field(default_factory=MissRisk)
+    promised: MissRisk = field(default_factory=MissRisk)
+    uses: ConformalQuantiles = field(default_factory=lambda: ConformalQuantiles(LEVELS))
 
 
 class Promising:
@@ -94,7 +111,7 @@ class Promising:
         self._waiting: dict[OpenUse, None] = {}
         self._rate, self._instances, self._serves = SteadyRate(), 1, True
         self._seen_s: float | None = None
-        self._due: list[tuple[float, int, ConformalQuantiles, Prediction, float]] = []
+        self._deadlines: list[tuple[float, int, OpenUse, bool]] = []
         self._counter = 0
 
     @property
@@ -121,26 +138,22 @@ class Promising:
             now_s: The present time, in seconds.
         """
         self._pass_time(now_s)
-        every, uses = self._classes[new.slo.slo_class.name].every, []
-        for target_s, figure in _judged(new.slo.targets, forecast):
-            uses.append(None if figure is None else figure.prediction.predicted / target_s)
-        known = [use for use in uses if use is not None]
-        of_class = every.predict(max(known)) if len(known) == len(uses) else None
-        return OpenUse(new.slo.slo_class.name, new.slo.targets, new.arrival_s, of_class)
+        predicted = _use(new.slo.targets, forecast, None)
+        return OpenUse(new.slo.slo_class.name, new.slo.targets, new.arrival_s, predicted)
 
-    def watch(self, one: OpenUse) -> None:
-        """Note that the request was admitted, so that quantiles of its use can be passed before it ends."""
-        of_class = self._classes[one.slo_class]
-        for quantiles, prediction in ((of_class.every, one.of_class), (of_class.promised, one.of_promised)):
-            if prediction is None or prediction.quantiles is None:
-                continue
-            quantiles.awaits(prediction)
-            if one.targets.e2e_s is None:
-                continue
-            for level, use in prediction.quantiles.items():
+    def watch(self, one: OpenUse, *, streamed: bool) -> None:
+        """Note that the request was admitted, so that its deadlines can pass.
+
+        Args:
+            one: Use of the targets by the request.
+            streamed: Whether its first token is seen when it leaves; else it may have come in time.
+        """
+        if one.prediction is not None:
+            self._classes[one.slo_class].uses.awaits(one.prediction)
+        for limit_s, is_first in ((one.targets.ttft_s, True), (one.targets.e2e_s, False)):
+            if limit_s is not None and (streamed or not is_first):
                 self._counter += 1
-                at_s = one.arrival_s + use * one.targets.e2e_s
-                heapq.heappush(self._due, (at_s, self._counter, quantiles, prediction, level))
+                heapq.heappush(self._deadlines, (one.arrival_s + limit_s, self._counter, one, is_first))
 
     def promise(self, one: OpenUse, new: ArrivingRequest, forecast: Forecast, others_waiting: int) -> None:
         """Promise a request its targets.
@@ -154,27 +167,35 @@ class Promising:
         Raises: PromiseRefused, and nothing has changed.
         """
         assert new.slo.promise is not None
-        level = next(known for known in LEVELS if known >= new.slo.promise.level)
+        level, of_class = new.slo.promise.level, self._classes[one.slo_class]
         if not self._serves:
             raise _refused(new, "late", "no instance serves the model now")
-        predicted = self._predict_promised(new, forecast)
-        if predicted is None or forecast.ttft is None:
+        use = self._promised_use(new, forecast)
+        if use is None or one.of_class is None or forecast.ttft is None:
             raise _refused(new, "unknown", "too few requests of its class have ended to tell")
-        of_promised = self._classes[one.slo_class].promised.predict(predicted)
-        known = [one.quantiles[level] for one in (of_promised, one.of_class) if one is not None and one.quantiles]
-        if not known:
-            raise _refused(new, "unknown", "too few requests of its class have ended to tell")
-        if (use := min(known)) > 1.0:
-            raise _refused(new, "late", f"a latency of {use:.3g} times its target is predicted at that probability")
+        most = RESERVE * (1.0 - level) + _ROUNDING
+        risks = of_class.promised.at(use), of_class.every.at(one.of_class)
+        at = next(known for known in LEVELS if known >= level)
+        prediction = of_class.uses.predict(use)
+        quantile = _by_class(new.slo.targets, forecast, at) * use
+        if prediction.quantiles is not None:
+            quantile = prediction.quantiles[at]
+        if min(risks) > most and quantile > 1.0:
+            needed = math.ceil(1.0 / (RESERVE * (1.0 - level))) - 1
+            if len(of_class.every) < needed:
+                text = (
+                    f"{len(of_class.every)} requests of its class with targets have ended, {needed} are needed to tell"
+                )
+                raise _refused(new, "unknown", text)
+            raise _refused(new, "late", f"a target is missed with a probability of up to {min(risks):.2g}")
         service_s = forecast.ttft.unqueued_s
         self._take_slack(new, one.due_s, service_s)
-        one.of_promised, one.promised, one.service_s = (
-            of_promised,
-            Promised(level, service_s * others_waiting),
-            service_s,
-        )
-        times_s = [target_s for target_s in (one.targets.ttft_s, one.targets.e2e_s) if target_s is not None]
-        one.slack_s = min(times_s, default=0.0) * (1.0 - use)
+        one.of_promised, one.prediction, one.service_s = use, prediction, service_s
+        one.promised = Promised(level, service_s * others_waiting)
+        times_s = [limit_s for limit_s in (one.targets.ttft_s, one.targets.e2e_s) if limit_s is not None]
+        # The use may become as large as one of small risk, or as one with a quantile of 1.
+        safe = max(min(of_class.promised.safe_use(most), 1.0), use / max(quantile, _LEAST_USE))
+        one.slack_s = min(times_s, default=0.0) * max(safe - use, 0.0)
         self._waiting[one] = None
 
     def started(self, one: OpenUse, ttft_s: float, now_s: float) -> None:
@@ -184,39 +205,36 @@ class Promising:
             self._rate.start()
         self._leave(one)
         if one.targets.stated == ("ttft_s",):
-            self._learn(one, Latency(ttft_s, 0.0, ttft_s))
+            self._judge(one, Latency(ttft_s, 0.0, ttft_s))
 
     def ended(self, one: OpenUse, latency: Latency | None, now_s: float) -> None:
         """Record that a request has ended.
 
         Args:
-            one: The use of its targets.
+            one: Use of the targets by the request.
             latency: Latency of the request; ``None`` unless it was completed as predicted, in one call of the engine.
             now_s: The present time, in seconds.
         """
         self._pass_time(now_s)
         self._leave(one)
         if latency is not None:
-            self._learn(one, latency)
+            self._judge(one, latency)
             return
-        of_class, elapsed_s = self._classes[one.slo_class], max(now_s - one.arrival_s, 0.0)
-        used = 0.0 if one.targets.e2e_s is None else elapsed_s / one.targets.e2e_s
-        for quantiles, prediction in ((of_class.every, one.of_class), (of_class.promised, one.of_promised)):
-            if prediction is not None and not prediction.over:
-                quantiles.left(prediction, used)
+        one.is_judged = True
+        if one.prediction is not None:
+            used = 0.0 if one.targets.e2e_s is None else max(now_s - one.arrival_s, 0.0) / one.targets.e2e_s
+            self._classes[one.slo_class].uses.left(one.prediction, used)
 
-    def _predict_promised(self, new: ArrivingRequest, forecast: Forecast) -> float | None:
+    def _promised_use(self, new: ArrivingRequest, forecast: Forecast) -> float | None:
         """Return the use of its targets that is predicted behind the promised requests; ``None`` if it is not known."""
-        if forecast.ttft is None:
-            return None
+        return _use(new.slo.targets, forecast, self._wait_s(forecast))
+
+    def _wait_s(self, forecast: Forecast) -> float:
+        """Return the seconds for which a promised request is predicted to wait for the others."""
         interval_s = self._rate.interval_s
-        wait_s = len(self._waiting) * (forecast.ttft.unqueued_s if interval_s is None else interval_s)
-        uses = []
-        for target_s, figure in _judged(new.slo.targets, forecast):
-            if figure is None:
-                return None
-            uses.append((figure.unqueued_s + (0.0 if figure is forecast.tpot else wait_s)) / target_s)
-        return max(uses)
+        if interval_s is None:
+            interval_s = 0.0 if forecast.ttft is None else forecast.ttft.unqueued_s
+        return len(self._waiting) * interval_s
 
     def _take_slack(self, new: ArrivingRequest, due_s: float, service_s: float) -> None:
         """Take the service of a promised request out of the slack of the requests that it may be served before.
@@ -235,29 +253,60 @@ class Promising:
         one.waits = False
         self._waiting.pop(one, None)
 
-    def _learn(self, one: OpenUse, latency: Latency) -> None:
-        use, of_class = use_of(one.targets, latency), self._classes[one.slo_class]
-        for quantiles, prediction in ((of_class.every, one.of_class), (of_class.promised, one.of_promised)):
-            if prediction is not None and not prediction.over:
-                quantiles.observe(prediction, use)
+    def _judge(self, one: OpenUse, latency: Latency | None) -> None:
+        """Learn from a request, of which a deadline has passed if its latency is ``None``."""
+        of_class = self._classes[one.slo_class]
+        if one.prediction is not None and latency is not None and not one.prediction.over:
+            of_class.uses.observe(one.prediction, use_of(one.targets, latency))
+        if one.is_judged:
+            return
+        one.is_judged = True
+        missed = latency is None or not all(targets_met(one.targets, latency).values())
+        for risk, predicted in ((of_class.every, one.of_class), (of_class.promised, one.of_promised)):
+            if predicted is not None:
+                risk.add(predicted, missed=missed)
 
     def _pass_time(self, now_s: float) -> None:
         if self._waiting and self._seen_s is not None and now_s > self._seen_s:
             self._rate.pass_time(now_s - self._seen_s)
         self._seen_s = now_s
-        while self._due and self._due[0][0] < now_s:
-            _, _, quantiles, prediction, level = heapq.heappop(self._due)
-            quantiles.ran_out(prediction, level)
+        while self._deadlines and self._deadlines[0][0] < now_s:
+            _, _, one, is_first = heapq.heappop(self._deadlines)
+            if one.waits or not is_first:
+                self._judge(one, None)
+
+
+def _use(targets: Targets, forecast: Forecast, wait_s: float | None) -> float | None:
+    """Return the predicted use of the targets; ``None`` if a figure is not known.
+
+    Args:
+        targets: Targets of the request.
+        forecast: Prediction of the request.
+        wait_s: Seconds that it waits for others; ``None`` for the wait of the forecast.
+    """
+    uses = []
+    for target_s, figure in _judged(targets, forecast):
+        if figure is None:
+            return None
+        waits_s = 0.0 if figure is forecast.tpot else wait_s
+        predicted_s = figure.prediction.predicted if waits_s is None else figure.unqueued_s + waits_s
+        uses.append(predicted_s / target_s)
+    return max(uses)
 
 
 def use_of(targets: Targets, latency: Latency) -> float:
     """Return the use of the targets by a request: the largest of latency over target."""
-    found = (
-        (targets.ttft_s, latency.ttft_s),
-        (targets.e2e_s, latency.e2e_s),
-        (targets.pace_s, latency.tpot_s),
-    )
+    found = (targets.ttft_s, latency.ttft_s), (targets.e2e_s, latency.e2e_s), (targets.pace_s, latency.tpot_s)
     return max(actual_s / target_s for target_s, actual_s in found if target_s is not None)
+
+
+def _by_class(targets: Targets, forecast: Forecast, level: float) -> float:
+    """Return the largest factor, at least 1, by which a latency of the class exceeds its prediction at a level."""
+    factors = [1.0]
+    for _, figure in _judged(targets, forecast):
+        factor = None if figure is None else figure.prediction.factor(level)
+        factors.append(math.inf if factor is None else factor)
+    return max(factors)
 
 
 def _judged(targets: Targets, forecast: Forecast) -> Iterator[tuple[float, Figure | None]]:
