@@ -1,10 +1,11 @@
 """Quantiles around a point prediction, calibrated on line by the outcomes of earlier predictions.
 
-A score is actual over predicted. A quantile is the prediction times a quantile of the scores, which has three parts:
+A score is actual over predicted. A quantile is the prediction times a quantile of the scores, which has four parts:
 
 - a centre, the middle of the latest ``CENTRE`` scores, which follows a change of regime within some tens of outcomes;
 - a quantile of the last ``WINDOW`` scores, each relative to the centre when it was predicted, so that it holds what the
   centre was wrong by as well. A level beyond the largest of them follows the slope of the tail;
+- a bound in seconds, by how far the actual values lay above the centre;
 - a shift of the level, in proportion to the misses above the ones that the level allows. So the coverage comes out
   right in the long run for any sequence of scores. It pays back about 1 / ``PAYBACK`` of an excess with each outcome.
 
@@ -36,17 +37,23 @@ WINDOW = 1024
 CENTRE = 64
 """Latest scores that make the centre, by the mean of the middle quarter of them; there is none of less than half."""
 
+FEWER, STRETCH = 4.0, 3.0
+"""A quantile exceeds the centre by at most ``STRETCH`` times the excess in seconds that is ``FEWER`` times rarer.
+
+Ratios of a short prediction, as of a request that found nobody waiting and was put off, would make hours of a long one.
+"""
+
 PAYBACK = 500.0
 """Outcomes within which about two thirds of an excess of misses are paid back."""
 
 MAX_SHIFT = 0.4
 """Most by which a level is shifted, as a normal deviate: the 0.9-quantile is taken between 0.81 and 0.954."""
 
-MAX_DEBT = 3.0
+MAX_DEBT = 10.0
 """Most excess of misses that is paid back, in multiples of the excess that shifts a level by the most.
 
-A change of regime that nobody could foresee makes every prediction in flight a miss; to pay back hundreds would keep a
-high quantile wide for tens of thousands of outcomes.
+A change of regime that nobody could foresee makes every prediction in flight a miss; to pay back hundreds of them would
+keep the 0.99-quantile wide for tens of thousands of outcomes.
 """
 
 MIN_SCORES = 8
@@ -106,7 +113,7 @@ class ConformalQuantiles:
             raise ValueError(f"levels: {levels} are not within 0..1, ends excluded")
         self._levels = {level: _Level(level, window) for level in sorted(levels)}
         self._window = window
-        self._spread = _SortedWindow(window)
+        self._spread, self._excess = _SortedWindow(window), _SortedWindow(window)
         self._centre = _Centre() if centred else None
 
     def set_levels(self, levels: Sequence[float]) -> None:
@@ -126,10 +133,14 @@ class ConformalQuantiles:
         if len(self._spread.scores) < MIN_SCORES:
             return Prediction(predicted, None)
         found, chances, least = {}, {}, 0.0
+        middle = math.exp(centre) * predicted
         for level, state in self._levels.items():
             at = state.shifted()
-            bound = 0.0 if at_least is None else at_least[level]
-            least = found[level] = max(math.exp(centre + self._spread.at(at)) * predicted, least, bound)
+            part = 0.0 if at_least is None else at_least[level]
+            quantile = math.exp(self._spread.at(at)) * middle
+            if self._excess.has_tail:
+                quantile = min(quantile, middle + STRETCH * self._excess.at(1.0 - (1.0 - at) / FEWER))
+            least = found[level] = max(quantile, least, part)
             chances[level] = 1.0 - at
         return Prediction(predicted, found, centre=centre, chances=chances)
 
@@ -170,6 +181,7 @@ class ConformalQuantiles:
                 self._count(prediction, level, 0.0)
         prediction.over = True
         score = _log_score(actual, prediction)
+        self._excess.add(actual - math.exp(prediction.centre) * prediction.predicted)
         self._spread.add(score - prediction.centre)
         if self._centre is not None and self._centre.add(score):
             self._spread.move(self._centre.value)
@@ -228,6 +240,11 @@ class _SortedWindow:
         self._latest.append(score)
         insort(self.scores, score)
 
+    @property
+    def has_tail(self) -> bool:
+        """Whether there are enough scores to say how far the rarest go."""
+        return len(self.scores) >= TAIL_SCORES
+
     def move(self, centre: float) -> None:
         """Take all scores relative to ``centre``."""
         self.scores = [score - centre for score in self.scores]
@@ -249,7 +266,7 @@ class _SortedWindow:
     def _beyond(self, level: float) -> float:
         """Return by how much the quantile lies beyond the second largest score: by an exponential tail."""
         scores, size = self.scores, len(self.scores)
-        if size < TAIL_SCORES:
+        if not self.has_tail:
             return 0.0
         tail = size // 10
         slope = (scores[-2] - scores[-2 - tail]) / math.log((tail + 2.0) / 2.0)
