@@ -52,7 +52,7 @@ MAX_SHIFT = 0.4
 MAX_DEBT = 10.0
 """Most excess of misses that is paid back, in multiples of the excess that shifts a level by the most.
 
-A change of regime that nobody could foresee makes every prediction in flight a miss; to pay back hundreds of them would
+A change of regime that cannot be foreseen makes every prediction in flight a miss; to pay back hundreds of them would
 keep the 0.99-quantile wide for tens of thousands of outcomes.
 """
 
