@@ -43,8 +43,8 @@ LOG_INTERVAL_S: Final = 60.0
 INVALID_REQUEST: Final = "invalid-request"
 SHUTTING_DOWN: Final = "shutting-down"
 REASONS: Final = (
-    "rejected-saturated", "rejected-slo-unattainable", "rejected-ttl-expired", "evicted-priority", INVALID_REQUEST,
-    SHUTTING_DOWN,
+    "rejected-saturated", "rejected-slo-unattainable", "rejected-promise", "rejected-ttl-expired", "evicted-priority",
+    INVALID_REQUEST, SHUTTING_DOWN,
 )  # fmt: skip
 
 

@@ -19,12 +19,13 @@ ENGINE, FRONT_END = "engine", "front end"
 
 SATURATED: Final = "rejected-saturated"
 UNATTAINABLE: Final = "rejected-slo-unattainable"
+UNPROMISED: Final = "rejected-promise"
 INVALID: Final = "invalid-request"
 STOPPING: Final = "shutting-down"
 TENANT_LIMIT: Final = "tenant-limit"
 BODY_TOO_LARGE: Final = "body-too-large"
 BY_VLLM: Final = "refused-by-vllm"
-REFUSALS: Final = (SATURATED, UNATTAINABLE, INVALID, STOPPING, TENANT_LIMIT, BODY_TOO_LARGE, BY_VLLM)
+REFUSALS: Final = (SATURATED, UNATTAINABLE, UNPROMISED, INVALID, STOPPING, TENANT_LIMIT, BODY_TOO_LARGE, BY_VLLM)
 """Reasons of a refusal; the words of the metrics and of ``x-slo-dropped-reason`` where they have one."""
 
 

@@ -21,8 +21,8 @@ it gets no promise if that leaves any slack below 0. So no promise is given at t
 
 The price of a promise is the delay that it causes: its service, for each request that waits without a promise.
 
-Misses are counted as soon as a deadline has passed, and requests that are aborted before that are not counted. Memory is
-bounded by the requests in flight, of which at most ``MOST_WAITING`` wait with a promise. Deterministic: time is an
+Misses are counted as soon as a deadline has passed, and requests that are aborted before that are not counted. Memory
+is bounded by the requests in flight, of which at most ``MOST_WAITING`` wait with a promise. Deterministic: time is an
 argument, in seconds of a clock that is never set.
 """
 

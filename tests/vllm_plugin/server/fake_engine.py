@@ -57,6 +57,7 @@ class Metrics:
         self.tasks = Tasks()
         self.served: list[ServedRequest] = []
         self.reasons: list[str | None] = []
+        self.promises_refused: list[str] = []
         self.ignored_names: tuple[str, ...] = ()
 
     def ignored(self, names: tuple[str, ...]) -> None:
@@ -67,6 +68,9 @@ class Metrics:
 
     def rejected(self, slo_class: str | None, reason: str | None) -> None:
         self.reasons.append(reason)
+
+    def promise_refused(self, class_name: str, why: str) -> None:
+        self.promises_refused.append(why)
 
 
 class Server:

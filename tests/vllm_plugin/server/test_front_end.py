@@ -15,6 +15,7 @@ import pytest
 
 from sloserve.api.middleware import SLOMiddleware
 from sloserve.core.errors import ShuttingDown
+from sloserve.core.promises import Promised
 from sloserve.engine.metrics import page_folder
 from sloserve.engine.metrics.collectors import REASONS
 from sloserve.estimator.length.at_admission import LEVELS
@@ -28,7 +29,7 @@ from sloserve.wire.context import HTTPContext
 from sloserve.wire.keys import KeyTenant
 from sloserve.wire.rate_limits import RateQuota, TenantRates
 from sloserve.wire.resolve import classify_by
-from sloserve.wire.xargs import LENGTH_KEY, TENANT_KEY, predicted_length
+from sloserve.wire.xargs import LENGTH_KEY, PROMISED_KEY, TENANT_KEY, predicted_length, was_promised
 from tests import bounded
 from tests.http3.serving import ask, connected, listening, read, whole
 from tests.vllm_plugin.server.fake_engine import T0, Malformed, Metrics, Refused, Server
@@ -169,6 +170,45 @@ def test_a_target_that_cannot_be_met_is_refused_under_predict_alone(metrics: Met
             ("x-llm-d-request-dropped-reason", "rejected-saturated"),
         ]
         assert metrics.reasons == ["rejected-slo-unattainable"] and metrics.served[-1].good is False
+
+
+def test_a_promise_reaches_the_engine_and_the_books(metrics: Metrics) -> None:
+    server = Server(policy="edf")
+    asks = ("x-slo-ttft-ms", "2000"), ("x-slo-promise", "0.9")
+    refused = server.http(*asks)
+    with pytest.raises(Refused, match="promise of 0.9: too few requests of its class have ended") as caught:
+        server.serve(refused)
+    assert caught.value.status == 429 and refused.rejection is not None
+    assert errors.headers(refused.rejection)[0] == ("x-slo-dropped-reason", "rejected-promise")
+    assert metrics.promises_refused == ["unknown"] and metrics.reasons == ["rejected-promise"]
+    for _ in range(20):
+        learning = server.http(*asks, ("x-slo-promise-fallback", "1"))
+        server.serve(learning)
+    assert not was_promised(server.sent) or learning.promised != ["unknown"]
+    given = server.http(*asks)
+    server.serve(given)
+    (promised,) = given.promised
+    assert isinstance(promised, Promised) and promised.level == 0.9 and was_promised(server.sent)
+    assert metrics.served[-1].promised == promised and metrics.served[-1].promise == "kept"
+    none = server.http(asks[0])
+    server.serve(none)
+    assert none.promised == [] and not was_promised(server.sent) and metrics.served[-1].promise is None
+
+
+def test_a_client_cannot_state_that_it_was_promised(metrics: Metrics) -> None:
+    server = Server(policy="edf")
+    server.extra_args = {PROMISED_KEY: 1.0, "mine": 1}
+    server.serve(server.http())
+    assert server.sent == {"mine": 1}
+
+
+def test_order_of_arrival_keeps_no_promise(metrics: Metrics) -> None:
+    server = Server()
+    for _ in range(20):
+        server.serve(server.http(("x-slo-ttft-ms", "2000")))
+    http = server.http(("x-slo-ttft-ms", "2000"), ("x-slo-promise", "0.5"), ("x-slo-promise-fallback", "1"))
+    server.serve(http)
+    assert http.promised == ["policy"] and metrics.promises_refused == ["policy"]
 
 
 @pytest.mark.parametrize("body", [b"[", b'{"slo": 1}', b"{}"])

@@ -21,6 +21,7 @@ from sloserve.engine.recording.events import (
     STOPPING,
     TENANT_LIMIT,
     UNATTAINABLE,
+    UNPROMISED,
     Event,
     RequestEnded,
     SegmentHead,
@@ -202,5 +203,5 @@ def test_a_child_keeps_the_run_of_its_starter_and_another_server_begins_its_own(
 
 
 def test_reasons_are_the_words_of_the_metrics() -> None:
-    assert {INVALID, STOPPING, SATURATED, UNATTAINABLE} == set(REASONS) & set(REFUSALS)
+    assert {INVALID, STOPPING, SATURATED, UNATTAINABLE, UNPROMISED} == set(REASONS) & set(REFUSALS)
     assert {errors.REASON[kind] for kind in errors.REASON} - set(REFUSALS) == {"rejected-ttl-expired"}
