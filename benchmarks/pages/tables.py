@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 from scipy.stats import gmean
 
-from benchmarks.pages import gateways, held_out, hosting, tasks, tenants
+from benchmarks.pages import gateways, held_out, hosting, promises, tasks, tenants
 from benchmarks.pages.results import (
     around,
     at_latency,
@@ -623,3 +623,27 @@ def qlm_throughput() -> pd.DataFrame:
     cells = printed("fleet-qlm-throughput")
     found = pd.DataFrame({planner: cells[planner][1:] for planner in FLEET}, index=["10 % for tail models", "60 %"])
     return chosen(found.T, FLEET, "requests/s")
+
+
+@table("promises.coverage")
+def promises_coverage() -> pd.DataFrame:
+    """How often predictions of the product and its rivals are kept."""
+    return promises.coverage()
+
+
+@table("promises.widths")
+def promises_widths() -> pd.DataFrame:
+    """How wide predictions of the product and its rivals are."""
+    return promises.widths()
+
+
+@table("promises.parts")
+def promises_parts() -> pd.DataFrame:
+    """Windows of the product beyond the aims, by their place in the run."""
+    return promises.by_part()
+
+
+@table("promises.leaving")
+def promises_leaving() -> pd.DataFrame:
+    """Coverage where a fifth of the clients leave."""
+    return promises.leaving()

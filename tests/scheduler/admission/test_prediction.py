@@ -360,3 +360,42 @@ def test_a_first_token_that_nobody_sees_is_not_taken_for_late(streamed: bool) ->
     served.admission.forecast(request(now_s + 5.0), now_s + 5.0)
     prediction = ticket.forecast.ttft.prediction if ticket.forecast.ttft is not None else None
     assert prediction is not None and bool(prediction.broken) == streamed
+
+
+def test_requests_in_flight_are_counted_once_however_they_end() -> None:
+    served, now_s = warm()
+    admission = served.admission
+    tickets = [served.offer(request(now_s)) for _ in range(6)]
+    assert [t.forecast.arrived.others for t in tickets] == list(range(6))
+    tickets[0].ended(None, 0, now_s + 0.01)
+    tickets[0].ended(None, 0, now_s + 0.01)
+    tickets[1].goes_on(0.1, now_s + 0.01)
+    tickets[1].ended(Latency(0.1, 0.02, 0.3), 11, now_s + 0.02)
+    tickets[2].is_not_alone()
+    tickets[2].ended(Latency(0.1, 0.02, 0.3), 11, now_s + 0.02)
+    assert admission.forecast(request(now_s + 0.03), now_s + 0.03).arrived.others == 3
+
+
+def test_a_client_that_leaves_late_counts_as_nearly_missed() -> None:
+    """It waited for longer than nine of ten, and its outcome stays unknown."""
+    served, now_s = warm(count=100)
+    shifts = []
+    for wait_s in (0.0, 0.4):
+        new = request(now_s)
+        ticket = served.admission.admit(new, served.admission.forecast(new, now_s), None, now_s)
+        served.admission.forecast(request(now_s + wait_s), now_s + wait_s)
+        ticket.ended(None, 0, now_s + wait_s)
+        assert ticket.forecast.e2e is not None
+        shifts.append(ticket.forecast.e2e.prediction.counted[0.99])
+        assert not ticket.forecast.e2e.prediction.broken or wait_s
+        now_s += 10.0
+    assert shifts[0] == pytest.approx(ticket.forecast.e2e.prediction.chances[0.99], rel=0.2) and shifts[1] > 0.5
+
+
+def test_quantiles_of_requests_that_ended_are_not_kept_until_they_would_pass() -> None:
+    served, now_s = warm()
+    for i in range(3000):
+        new = request(now_s)
+        ticket = served.admission.admit(new, served.admission.forecast(new, now_s), None, now_s)
+        ticket.ended(Latency(0.1, 0.02, 0.3), 11, now_s + 1e-6 * i)
+    assert len(served.admission._predictor._due) < 5000

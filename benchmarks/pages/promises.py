@@ -1,0 +1,117 @@
+"""Tables of predicted latencies: how often they are kept, in windows of requests, and how wide they are."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.pages.results import saved
+from benchmarks.promises.shocks import PARTS
+from sloserve.core.predicted import LEVELS, PREDICTED
+
+NAMES = {
+    "product": "**the product**",
+    "former": "before",
+    "last 1,000 outcomes": "last 1,000 outcomes",
+    "queue x service": "queue x mean service",
+}
+FIGURES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e"}
+NEAR = {0.5: 0.03, 0.9: 0.02, 0.99: 0.007}
+"""Aim: how far the coverage of a window may be from the level."""
+
+
+def coverage() -> pd.DataFrame:
+    """Return by figure and predictor how far the coverage is from the level, and how many windows are beyond the aim."""
+    lines = {}
+    for figure in PREDICTED:
+        for predictor, name in NAMES.items():
+            levels = {level: _of(predictor, figure, level) for level in LEVELS}
+            if not all(levels.values()):
+                continue
+            off = [f"{100.0 * (_kept(found) - level):+.2f}" for level, found in levels.items()]
+            beyond = [_beyond(found, level) for level, found in levels.items()]
+            worst = [f"{100.0 * _off(found, level)[1]:.1f}" for level, found in levels.items()]
+            lines[f"{FIGURES[figure]}, {name}"] = {
+                "coverage off by, p50, p90, p99": ", ".join(off),
+                "windows beyond the aim": ", ".join(str(count) for count, _ in beyond),
+                "of": str(beyond[0][1]),
+                "points off, 95th percentile of windows": ", ".join(worst),
+            }
+    return _table(lines)
+
+
+def widths() -> pd.DataFrame:
+    """Return by figure and predictor how wide the quantiles are, and their pinball losses."""
+    lines = {}
+    for figure in PREDICTED:
+        for predictor, name in NAMES.items():
+            levels = {level: _of(predictor, figure, level) for level in LEVELS}
+            if not all(levels.values()):
+                continue
+            means = {key: [_mean(levels[level], key) for level in LEVELS] for key in ("mean_s", "pinball_s")}
+            ratios = [_mean(levels[level], "over_median") for level in LEVELS[1:]]
+            lines[f"{FIGURES[figure]}, {name}"] = {
+                "mean of p50, p90, p99 in s": ", ".join(f"{value:.3g}" for value in means["mean_s"]),
+                "p90, p99 over p50": ", ".join(f"{value:.3g}" for value in ratios),
+                "pinball loss in ms": ", ".join(f"{1e3 * value:.3g}" for value in means["pinball_s"]),
+            }
+    return _table(lines)
+
+
+def by_part() -> pd.DataFrame:
+    """Return how many windows of the product are beyond the aims, by their place in the run."""
+    lines = {}
+    per_part = len(_of("product", "e2e", LEVELS[0])[0]["judged"]) // len(PARTS)
+    for part, name in enumerate(PARTS):
+        first = part * per_part
+        for place, windows in (("first window", [first]), ("later", list(range(first + 1, first + per_part)))):
+            line = {}
+            for figure in PREDICTED:
+                counts = []
+                for level in LEVELS:
+                    each = np.array([_window_coverage(row)[windows] for row in _of("product", figure, level)])
+                    counts.append(str(int(np.sum(np.abs(each - level) > NEAR[level]))))
+                line[FIGURES[figure]] = ", ".join(counts)
+            lines[f"{name}, {place}"] = {"windows": str(each.size), **line}
+    return _table(lines, "windows beyond the aim: p50, p90, p99")
+
+
+def leaving() -> pd.DataFrame:
+    """Return the coverage among clients that stay, where a fifth of the clients leave at random times."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in saved("promises")["leaving"]:
+        line = lines.setdefault(FIGURES[row["figure"]], {})
+        line[f"p{100 * row['level']:g}"] = f"{100.0 * (_kept([row]) - row['level']):+.2f}"
+    return _table(lines, "points off among clients that stay")
+
+
+def _of(predictor: str, figure: str, level: float) -> list[dict[str, Any]]:
+    wanted = (predictor, figure, level)
+    return [row for row in saved("promises")["rows"] if (row["predictor"], row["figure"], row["level"]) == wanted]
+
+
+def _kept(found: list[dict[str, Any]]) -> float:
+    return 1.0 - sum(sum(row["missed"]) for row in found) / sum(sum(row["judged"]) for row in found)
+
+
+def _mean(found: list[dict[str, Any]], key: str) -> float:
+    return float(np.mean([row[key] for row in found]))
+
+
+def _window_coverage(row: dict[str, Any]) -> Any:
+    return 1.0 - np.array(row["missed"]) / np.array(row["judged"])
+
+
+def _off(found: list[dict[str, Any]], level: float) -> tuple[Any, float]:
+    """Return how far each window is from the level, and the 95th percentile of that."""
+    off = np.abs(np.concatenate([_window_coverage(row) for row in found]) - level)
+    return off, float(np.quantile(off, 0.95))
+
+
+def _beyond(found: list[dict[str, Any]], level: float) -> tuple[int, int]:
+    off, _ = _off(found, level)
+    return int(np.sum(off > NEAR[level])), off.size
+
+
+def _table(lines: dict[str, dict[str, str]], head: str = "figure, predictor") -> pd.DataFrame:
+    return pd.DataFrame.from_dict(lines, orient="index").rename_axis(head)
