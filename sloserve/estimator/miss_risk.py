@@ -46,23 +46,25 @@ class MissRisk:
         if missed:
             insort(self._missed, predicted)
 
-    def at(self, predicted: float) -> float:
-        """Return the probability, at most, that a request with this predicted use misses its targets."""
-        first, least = bisect_left(self._all, predicted), 1.0
+    def is_at_most(self, risk: float, predicted: float) -> bool:
+        """Return whether a request with this predicted use misses its targets with a probability of at most ``risk``.
+
+        Its share of misses is sought from the shortest stretch of greater uses to the longest, up to one that has more
+        misses than the longest may have.
+        """
+        first, before = bisect_left(self._all, predicted), bisect_left(self._missed, predicted)
         most = len(self._all) - first + 1
-        before = bisect_left(self._missed, predicted)
-        for misses, use in enumerate(self._missed[before:], 1):
-            if misses / most >= least:  # no longer stretch has a smaller share
-                return least
-            least = min(least, misses / (bisect_left(self._all, use) - first + 1))
-        return min(least, (len(self._missed) - before + 1) / most)
+        for misses, use in enumerate(self._missed[before : before + int(risk * most) + 1], 1):
+            if misses <= risk * (bisect_left(self._all, use) - first + 1):
+                return True
+        return len(self._missed) - before + 1 <= risk * most
 
     def safe_use(self, risk: float) -> float:
         """Return the predicted use up to which the risk is at most ``risk``, found by halving; 0 if there is none."""
         low, high = 0, len(self._all)
         while low < high:
             middle = (low + high) // 2
-            if self.at(self._all[middle]) <= risk:
+            if self.is_at_most(risk, self._all[middle]):
                 low = middle + 1
             else:
                 high = middle

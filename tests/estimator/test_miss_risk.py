@@ -26,14 +26,22 @@ def learnt(outcomes: list[tuple[float, bool]], window: int = 1024) -> MissRisk:
     return risk
 
 
-@given(OUTCOMES, st.floats(0.0, 2.0))
-def test_the_risk_is_the_least_share_of_misses_above_a_use(outcomes: list[tuple[float, bool]], use: float) -> None:
-    assert learnt(outcomes).at(use) == pytest.approx(by_definition(outcomes, use))
+@given(OUTCOMES, st.floats(0.0, 2.0), st.floats(0.001, 0.999))
+def test_the_risk_is_the_least_share_of_misses_above_a_use(
+    outcomes: list[tuple[float, bool]], use: float, most: float
+) -> None:
+    least = by_definition(outcomes, use)
+    if least != pytest.approx(most):
+        assert learnt(outcomes).is_at_most(most, use) == (least <= most)
 
 
-@given(OUTCOMES, st.floats(0.0, 2.0), st.integers(1, 20))
-def test_only_the_latest_outcomes_count(outcomes: list[tuple[float, bool]], use: float, window: int) -> None:
-    assert learnt(outcomes, window).at(use) == pytest.approx(by_definition(outcomes[-window:], use))
+@given(OUTCOMES, st.floats(0.0, 2.0), st.integers(1, 20), st.floats(0.001, 0.999))
+def test_only_the_latest_outcomes_count(
+    outcomes: list[tuple[float, bool]], use: float, window: int, most: float
+) -> None:
+    least = by_definition(outcomes[-window:], use)
+    if least != pytest.approx(most):
+        assert learnt(outcomes, window).is_at_most(most, use) == (least <= most)
     assert len(learnt(outcomes, window)) == min(len(outcomes), window)
 
 
@@ -41,15 +49,15 @@ def test_only_the_latest_outcomes_count(outcomes: list[tuple[float, bool]], use:
 def test_a_safe_use_has_a_small_risk(outcomes: list[tuple[float, bool]], most: float) -> None:
     risk = learnt(outcomes)
     found = risk.safe_use(most)
-    assert found == 0.0 or risk.at(found) <= most
+    assert found == 0.0 or risk.is_at_most(most, found)
 
 
 def test_without_outcomes_the_risk_is_one_and_a_hundred_good_ones_make_it_a_hundredth() -> None:
-    assert learnt([]).at(0.5) == 1.0 and learnt([]).safe_use(0.01) == 0.0
-    risk = learnt([(0.9, False)] * 99)
-    assert risk.at(0.5) == pytest.approx(0.01) and risk.at(0.95) == 1.0 and risk.safe_use(0.01) == 0.9
+    assert not learnt([]).is_at_most(0.99, 0.5) and learnt([]).safe_use(0.01) == 0.0
+    risk = learnt([(0.9, False)] * 100)
+    assert risk.is_at_most(0.01, 0.5) and not risk.is_at_most(0.99, 0.95) and risk.safe_use(0.01) == 0.9
 
 
 def test_misses_close_to_the_target_do_not_condemn_requests_far_from_it() -> None:
     risk = learnt([(0.3, False)] * 200 + [(0.98, True)] * 50)
-    assert risk.at(0.2) < 0.01 and risk.at(0.9) > 0.9
+    assert risk.is_at_most(0.01, 0.2) and not risk.is_at_most(0.9, 0.9)

@@ -148,6 +148,7 @@ def _headers(line: ClaimedLine, route: str, left_s: float) -> Mapping[str, str]:
     if route not in GENERATING:  # engines refuse an SLO on other routes
         return headers
     headers["x-slo-class"] = claimed.slo_class
+    headers["x-slo-promise"] = "0"  # a line is not refused because its class has a promise
     if left_s != math.inf:
         headers["x-slo-e2e-ms"] = str(left_ms(left_s))
     return headers

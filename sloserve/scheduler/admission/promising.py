@@ -49,6 +49,8 @@ RESERVE: Final = 0.5
 
 A risk is the least of several shares, which is less than each of them is on average.
 """
+_DEADLINES_AT_REST: Final = 4096
+"""Deadlines of requests that have ended up to which they are not dropped."""
 _ROUNDING: Final = 1e-9
 _LEAST_USE: Final = 1e-6
 
@@ -69,6 +71,7 @@ class OpenUse:
         slack_s: Seconds by which a promised request can be delayed further.
         waits: Whether its first token is still to come.
         is_judged: Whether it is known that it keeps or misses its targets, or that this will never be known.
+        is_watched: Whether it was admitted and has not ended.
     """
 
     slo_class: str
@@ -82,6 +85,7 @@ class OpenUse:
     slack_s: float = 0.0
     waits: bool = True
     is_judged: bool = False
+    is_watched: bool = False
 
     @property
     def due_s(self) -> float:
@@ -112,7 +116,7 @@ class Promising:
         self._rate, self._instances, self._serves = SteadyRate(), 1, True
         self._seen_s: float | None = None
         self._deadlines: list[tuple[float, int, OpenUse, bool]] = []
-        self._counter = 0
+        self._counter = self._in_flight = 0
 
     @property
     def waiting(self) -> int:
@@ -148,6 +152,8 @@ class Promising:
             one: Use of the targets by the request.
             streamed: Whether its first token is seen when it leaves; else it may have come in time.
         """
+        self._in_flight += 1
+        one.is_watched = True
         if one.prediction is not None:
             self._classes[one.slo_class].uses.awaits(one.prediction)
         for limit_s, is_first in ((one.targets.ttft_s, True), (one.targets.e2e_s, False)):
@@ -174,20 +180,22 @@ class Promising:
         if use is None or one.of_class is None or forecast.ttft is None:
             raise _refused(new, "unknown", "too few requests of its class have ended to tell")
         most = RESERVE * (1.0 - level) + _ROUNDING
-        risks = of_class.promised.at(use), of_class.every.at(one.of_class)
+        is_safe = of_class.promised.is_at_most(most, use) or of_class.every.is_at_most(most, one.of_class)
         at = next(known for known in LEVELS if known >= level)
         prediction = of_class.uses.predict(use)
         quantile = _by_class(new.slo.targets, forecast, at) * use
         if prediction.quantiles is not None:
             quantile = prediction.quantiles[at]
-        if min(risks) > most and quantile > 1.0:
+        if not is_safe and quantile > 1.0:
             needed = math.ceil(1.0 / (RESERVE * (1.0 - level))) - 1
             if len(of_class.every) < needed:
                 text = (
                     f"{len(of_class.every)} requests of its class with targets have ended, {needed} are needed to tell"
                 )
                 raise _refused(new, "unknown", text)
-            raise _refused(new, "late", f"a target is missed with a probability of up to {min(risks):.2g}")
+            raise _refused(
+                new, "late", f"a latency of {quantile:.3g} times its target is predicted at that probability"
+            )
         service_s = forecast.ttft.unqueued_s
         self._take_slack(new, one.due_s, service_s)
         one.of_promised, one.prediction, one.service_s = use, prediction, service_s
@@ -217,6 +225,10 @@ class Promising:
         """
         self._pass_time(now_s)
         self._leave(one)
+        if one.is_watched:
+            one.is_watched = False
+            self._in_flight -= 1
+            self._drop_deadlines()
         if latency is not None:
             self._judge(one, latency)
             return
@@ -248,6 +260,12 @@ class Promising:
             raise _refused(new, "others", "it would delay a request that was promised its targets before")
         for one in later:
             one.slack_s -= service_s
+
+    def _drop_deadlines(self) -> None:
+        """Drop the deadlines of requests that have ended, once they are most of the deadlines."""
+        if len(self._deadlines) > 4 * self._in_flight + _DEADLINES_AT_REST:
+            self._deadlines = [deadline for deadline in self._deadlines if deadline[2].is_watched]
+            heapq.heapify(self._deadlines)
 
     def _leave(self, one: OpenUse) -> None:
         one.waits = False
