@@ -21,7 +21,7 @@ NEAR = {0.5: 0.03, 0.9: 0.02, 0.99: 0.007}
 
 
 def coverage() -> pd.DataFrame:
-    """Return by figure and predictor how far the coverage is off the level, and how many windows miss the aim."""
+    """Return by figure and predictor how far the coverage is from the level, and how many windows miss the aim."""
     lines = {}
     for figure in PREDICTED:
         for predictor, name in NAMES.items():

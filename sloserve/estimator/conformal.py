@@ -34,13 +34,14 @@ from statistics import NormalDist
 WINDOW = 1024
 """Scores that count: ten of them lie above the 0.99-quantile."""
 
-CENTRE = 64
-"""Latest scores that make the centre, by the mean of the middle quarter of them; there is none of less than half."""
+CENTRE = 32
+"""Latest scores that make the centre, by the mean of the middle quarter of them; there is none of fewer."""
 
 FEWER, STRETCH = 4.0, 3.0
 """A quantile exceeds the centre by at most ``STRETCH`` times the excess in seconds that is ``FEWER`` times rarer.
 
-Ratios of a short prediction, as of a request that found nobody waiting and was put off, would make hours of a long one.
+The ratio of a short prediction, as of a request that found no other waiting and was put off, would make hours of a long
+one.
 """
 
 PAYBACK = 500.0
@@ -52,8 +53,8 @@ MAX_SHIFT = 0.4
 MAX_DEBT = 10.0
 """Most excess of misses that is paid back, in multiples of the excess that shifts a level by the most.
 
-A change of regime that cannot be foreseen makes every prediction in flight a miss; to pay back hundreds of them would
-keep the 0.99-quantile wide for tens of thousands of outcomes.
+A change of regime that could not be foreseen makes every prediction in flight a miss; to pay back hundreds of them
+would keep the 0.99-quantile wide for tens of thousands of outcomes.
 """
 
 MIN_SCORES = 8
@@ -286,7 +287,7 @@ class _Centre:
         """Add a score; return whether there is a centre for the first time."""
         self._window.add(score)
         scores = self._window.scores
-        if len(scores) < CENTRE // 2:
+        if len(scores) < CENTRE:
             return False
         skipped = (len(scores) - 1) * 3 // 8
         middle = scores[skipped : len(scores) - skipped]
