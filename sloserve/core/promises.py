@@ -33,7 +33,10 @@ class Promised:
         level: Probability, 0..1.
         delayed_s: Price of the promise when it was given: seconds by which the request delays the requests that waited
             without a promise, summed over these requests.
+        first_after_s: Seconds from the arrival after which the request comes first; until then it is served in the
+            policy's order.
     """
 
     level: float
     delayed_s: float = 0.0
+    first_after_s: float = 0.0

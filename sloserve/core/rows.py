@@ -78,7 +78,8 @@ COLUMNS: dict[str, tuple[type, float]] = {
     "drafts_promised": (np.float64, 0.0),
     "drafts_accepted": (np.float64, 0.0),
     "first_token_s": (np.float64, np.nan),
-    "promised": (np.bool_, False),  # whether its targets were promised at its admission
+    # Epoch seconds from which on it comes first, as its targets were promised at its admission; else nan.
+    "first_from_s": (np.float64, np.nan),
     "preemptable": (np.bool_, True),  # False: the guards forbid preempting it
     "pausable": (np.bool_, True),
     "aborted": (np.bool_, False),  # of a request that ends: its client left it, or an error ended it
@@ -87,7 +88,7 @@ COLUMNS: dict[str, tuple[type, float]] = {
 LENGTH_QUANTILES = ("length_p10", "length_p25", "length_p50", "length_p75", "length_p90")
 """Columns at the levels of :data:`sloserve.estimator.length.at_admission.LEVELS`, in their order."""
 
-ALWAYS_KEPT = frozenset({"seq", "state", "promised", "preemptable", "pausable"})
+ALWAYS_KEPT = frozenset({"seq", "state", "first_from_s", "preemptable", "pausable"})
 """Columns that the contract itself reads."""
 
 READ_COLUMNS = frozenset({"computed_tokens", "in_flight_tokens", "output_tokens"})
@@ -131,7 +132,7 @@ class Rows:
     tpot_s: FloatArray
     e2e_s: FloatArray
     tds: FloatArray
-    promised: BoolArray
+    first_from_s: FloatArray
     prompt_tokens: IntArray
     max_tokens: IntArray
     item_tokens: IntArray

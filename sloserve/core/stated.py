@@ -18,7 +18,8 @@ class StatedSLO:
         account: Number of the account of the request's tenant, see :class:`~sloserve.core.tenants.TenantTable`.
         call: The task that the request is a call of; ``None`` for a request that is no part of a task.
         task: Number of that task, see :class:`~sloserve.core.tasks.TaskNumbers`; 0 for none.
-        promised: Whether its targets were promised at its admission.
+        first_from_s: Epoch seconds from which on it comes before requests without a promise, as its targets were
+            promised at its admission; ``None`` without a promise.
     """
 
     slo: SLO
@@ -28,4 +29,4 @@ class StatedSLO:
     account: int = 0
     call: TaskCall | None = None
     task: int = 0
-    promised: bool = False
+    first_from_s: float | None = None

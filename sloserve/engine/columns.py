@@ -50,7 +50,7 @@ def static_columns(request: QueuedRequest, stated: StatedSLO) -> dict[str, float
         "class_id": stated.class_id,
         "account": stated.account,
         "task": stated.task,
-        "promised": stated.promised,
+        "first_from_s": _NAN if stated.first_from_s is None else stated.first_from_s,
         "ttft_s": ttft_s,
         "tpot_s": _NAN if targets.tpot_s is None else targets.tpot_s,
         "e2e_s": _NAN if targets.e2e_s is None else targets.e2e_s,

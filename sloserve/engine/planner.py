@@ -500,6 +500,8 @@ class Planner:
     def _snapshot(self, engine: EngineFacts, now_s: float) -> Snapshot:
         table = self.table
         snapshot = table.snapshot(engine, self.port.holding)
+        if table.has_promised:
+            snapshot = replace(snapshot, promises_at_s=now_s)
         if self._reuse is not None:
             awaited, on_host = (
                 self._reuse.awaited_blocks(now_s, engine.total_blocks, on_host=only) for only in (False, True)
@@ -531,7 +533,9 @@ class Planner:
     def _guarded(self, plan: Plan, snapshot: Snapshot) -> Plan:
         if snapshot.turns.aged.size or snapshot.has_levels:
             order = plan.waiting
-            if order is None or snapshot.has_promised:  # a policy may name only the requests that it admits
+            if (
+                order is None or snapshot.promises_at_s is not None
+            ):  # a policy may name only the requests that it admits
                 by_arrival = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
                 order = by_arrival if order is None else np.append(order, by_arrival[~np.isin(by_arrival, order)])
             # Most policies put these turns and shares into their order themselves; the others get them here.

@@ -1,5 +1,6 @@
 """Keeps the request table in step with an engine: which request has which slot, and what its columns say."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
@@ -75,7 +76,7 @@ class RequestTable:
         self.request_at += [None] * (self.rows.capacity - len(self.request_at))
         self.slot_of[request.request_id] = slot
         self.request_at[slot] = request
-        self._num_promised += stated.promised
+        self._num_promised += stated.first_from_s is not None
         if self._reader.is_blocked(request):
             self.rows.state[slot] = State.BLOCKED
             self._blocked[slot] = request
@@ -361,7 +362,7 @@ class RequestTable:
         if slot is None:
             return
         self._counts.left(request.request_id, None)
-        self._num_promised -= bool(self.rows.promised[slot])
+        self._num_promised -= not math.isnan(self.rows.first_from_s[slot])
         self.request_at[slot] = None
         self._blocked.pop(slot, None)
         self._loading.discard(slot)
@@ -420,7 +421,7 @@ class RequestTable:
         request = self.request_at[slot]
         held = (
             slot in self._protected
-            or bool(self.rows.promised[slot])
+            or not math.isnan(self.rows.first_from_s[slot])
             or (self._loras_short and request.request_id in self._lora_of)
         )
         self.rows.preemptable[slot] = self.rows.pausable[slot] = not held and self._reader.may_be_skipped(request)
@@ -451,8 +452,12 @@ class RequestTable:
             engine,
             None if holding is None else lambda slot: holding(self.request_at[slot]),
             shared_blocks=shared_blocks,
-            has_promised=self._num_promised > 0,
         )
+
+    @property
+    def has_promised(self) -> bool:
+        """Whether any request was promised its targets."""
+        return self._num_promised > 0
 
     def read_running(self) -> IntArray:
         """Update what changes with every step, in the rows of the running requests; return their slots.

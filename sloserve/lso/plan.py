@@ -181,8 +181,8 @@ class Snapshot:
         awaited_on_host: The number of these blocks that swap space keeps as well; nothing is lost if they are used.
         standing: Standing of the tenants; ``None`` where shares decide nothing. Requests of lower levels come
             first (:meth:`by_level`), and some give way to the others even while they run (:meth:`gives_way`).
-        has_promised: Whether any request was promised its targets. Such requests come before the other requests of
-            their tenants' level.
+        promises_at_s: The present time in epoch seconds, if any request was promised its targets. From the time in
+            ``first_from_s`` on such requests come before the other requests of their tenants' level.
     """
 
     rows: Rows
@@ -195,17 +195,17 @@ class Snapshot:
     awaited_blocks: float = 0.0
     awaited_on_host: float = 0.0
     standing: Standing | None = None
-    has_promised: bool = False
+    promises_at_s: float | None = None
 
     def levels(self, slots: IntArray) -> IntArray | None:
         """Return the levels of requests, ``[len(slots)]``; ``None`` if all have the same.
 
-        A level follows from the service of the tenant, and within it from whether the request was promised its targets.
+        A level follows from the service of the tenant, and within it from whether a promised request has to come first.
         """
         of_tenant = None if self.standing is None else self.standing.levels(self.rows.account[slots])
-        if not self.has_promised:
+        if self.promises_at_s is None:
             return of_tenant
-        others = ~self.rows.promised[slots]
+        others = ~(self.rows.first_from_s[slots] <= self.promises_at_s)  # nan for requests without a promise
         if others.all() or not others.any():
             return of_tenant
         return others.astype(np.int64) if of_tenant is None else 2 * of_tenant + others
@@ -213,7 +213,7 @@ class Snapshot:
     @property
     def has_levels(self) -> bool:
         """Whether requests may have different levels."""
-        return self.standing is not None or self.has_promised
+        return self.standing is not None or self.promises_at_s is not None
 
     def gives_way(self, slots: IntArray) -> BoolArray | None:
         """Return which requests give way to other tenants' even while they run, ``[len(slots)]``; ``None`` for none."""

@@ -153,14 +153,15 @@ def with_call(extra_args: Mapping[str, Any] | None, call: TaskCall) -> dict[str,
     return {**(extra_args or {}), CALL_KEY: [call.key, call.due_s, call.calls, call.last]}
 
 
-def with_promise(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return ``extra_args`` with the note that the request was promised its targets."""
-    return {**(extra_args or {}), PROMISED_KEY: 1.0}
+def with_promise(extra_args: Mapping[str, Any] | None, first_from_s: float) -> dict[str, Any]:
+    """Return ``extra_args`` with the epoch seconds from which on the request comes first, since it has a promise."""
+    return {**(extra_args or {}), PROMISED_KEY: float(first_from_s)}
 
 
-def was_promised(extra_args: Mapping[str, Any] | None) -> bool:
-    """Return whether the front end promised the request its targets."""
-    return (extra_args or {}).get(PROMISED_KEY) == 1.0
+def first_from_s(extra_args: Mapping[str, Any] | None) -> float | None:
+    """Return the time of :func:`with_promise`; ``None`` for a request without a promise."""
+    value = (extra_args or {}).get(PROMISED_KEY)
+    return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def internal_keys(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:

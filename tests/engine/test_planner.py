@@ -117,7 +117,9 @@ def test_promised_requests_are_admitted_first_under_every_policy_that_orders(pol
         slo_class = list(DEFAULT_CLASSES)[-1 if promised else 0]
         slo = SLO(slo_class, Targets(ttft_s=50.0 if promised else 5.0, e2e_s=500.0 if promised else 50.0))
         request = engine.scheduler.requests.add(WorkloadRequest(str(i), 0.1 * i, 20, 50, slo), 0.1 * i, 50)
-        stated = StatedSLO(slo, DEFAULT_CLASSES.names.index(slo_class.name), None, promised=promised)
+        stated = StatedSLO(
+            slo, DEFAULT_CLASSES.names.index(slo_class.name), None, first_from_s=1.0 if promised else None
+        )
         engine.planner.arrived(request, stated, 0.1 * i)
         requests.append(request)
     engine.scheduler.waiting = np.array([request.index for request in requests])
@@ -127,10 +129,24 @@ def test_promised_requests_are_admitted_first_under_every_policy_that_orders(pol
     assert [engine.may(request) for request in requests] == [(i < 9, i < 9) for i in range(12)]
 
 
+def test_a_promised_request_comes_first_once_it_has_to() -> None:
+    engine, slo = Engine("edf"), SLO(DEFAULT_CLASSES.default, Targets(ttft_s=9.0))
+    late, due = (
+        engine.scheduler.requests.add(WorkloadRequest(name, 0.0, 20, 50, slo), 0.0, 50) for name in ("late", "due")
+    )
+    later = SLO(DEFAULT_CLASSES.default, Targets(ttft_s=20.0))
+    engine.planner.arrived(late, replace(STATED, slo=later, first_from_s=5.0), 0.0)
+    engine.planner.arrived(due, replace(STATED, slo=slo), 0.0)
+    engine.scheduler.waiting = np.array([late.index, due.index])
+    for now_s, first in ((1.0, due), (6.0, late)):
+        order = engine.planner.next_step(now_s, now_s).plan.waiting
+        assert order is not None and order[0] == engine.slot(first)
+
+
 def test_when_the_last_promised_request_has_ended_no_order_is_changed() -> None:
     engine = Engine("edf")
     request = engine.scheduler.requests.add(WorkloadRequest("a", 0.0, 100, 50, SLO_OF_ALL), 0.0, 50)
-    engine.planner.arrived(request, replace(STATED, promised=True), 0.0)
-    assert engine.planner.table.snapshot(engine.planner._facts()).has_promised
+    engine.planner.arrived(request, replace(STATED, first_from_s=9.0), 0.0)
+    assert engine.planner.table.has_promised
     engine.planner.finished(request, 1.0)
-    assert not engine.planner.table.snapshot(engine.planner._facts()).has_promised
+    assert not engine.planner.table.has_promised

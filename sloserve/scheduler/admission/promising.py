@@ -49,6 +49,8 @@ RESERVE: Final = 0.5
 
 A risk is the least of several shares, which is less than each of them is on average.
 """
+PATIENCE: Final = 0.5
+"""Part of the time that a promised request has to spare for which it is served in the policy's own order."""
 _DEADLINES_AT_REST: Final = 4096
 """Deadlines of requests that have ended up to which they are not dropped."""
 _ROUNDING: Final = 1e-9
@@ -199,11 +201,12 @@ class Promising:
         service_s = forecast.ttft.unqueued_s
         self._take_slack(new, one.due_s, service_s)
         one.of_promised, one.prediction, one.service_s = use, prediction, service_s
-        one.promised = Promised(level, service_s * others_waiting)
         times_s = [limit_s for limit_s in (one.targets.ttft_s, one.targets.e2e_s) if limit_s is not None]
         # The use may become as large as one of small risk, or as one with a quantile of 1.
         safe = max(min(of_class.promised.safe_use(most), 1.0), use / max(quantile, _LEAST_USE))
         one.slack_s = min(times_s, default=0.0) * max(safe - use, 0.0)
+        first_after_s = PATIENCE * min(times_s, default=0.0) * max(1.0 - max(quantile, use), 0.0)
+        one.promised = Promised(level, service_s * others_waiting, first_after_s)
         self._waiting[one] = None
 
     def started(self, one: OpenUse, ttft_s: float, now_s: float) -> None:

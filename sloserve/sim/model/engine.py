@@ -151,8 +151,9 @@ class ModelEngine(EventLoop):
             if planned is not None and planned.planner is not None and self._stated is not None:
                 call = None if item.call is None else item.call.later(epoch_s)
                 args = with_internal(to_xargs(item.slo, item.output_tokens), length, item.tenant or None, call)
-                if self._front_end.promised(item.request_id) is not None:
-                    args = with_promise(args)
+                promised = self._front_end.promised(item.request_id)
+                if promised is not None:
+                    args = with_promise(args, arrival_time + promised.first_after_s)
                 planned.state(request, self._stated.read(args, item.adapter or None))
         scheduler.add(added)
 

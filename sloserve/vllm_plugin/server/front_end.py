@@ -344,7 +344,8 @@ class FrontEnd:
         ticket = observed.ticket
         if (promised := ticket.promised) is not None:
             observed.promised = promised
-            sampling_params.extra_args = with_promise(sampling_params.extra_args)
+            first_s = self._epoch_s(observed.arrival_s) + promised.first_after_s
+            sampling_params.extra_args = with_promise(sampling_params.extra_args, first_s)
         elif ticket.why_no_promise is not None:
             self._metrics.promise_refused(observed.slo.slo_class.name, ticket.why_no_promise)
         if http is not None and observed.slo.promise is not None:

@@ -265,7 +265,9 @@ def test_a_list_is_refused_whole_where_it_finds_no_room(metrics: Metrics, admiss
     assert {served.outcome for served in metrics.served} == {Outcome.REJECTED}
     assert len(metrics.served) == len(metrics.reasons) == 3 * 8 and set(metrics.reasons) == {"rejected-saturated"}
     assert server.front_end._admission.waiting("interactive") == 1, "its other prompts hold no places"
-    assert not server.front_end._admission._backlog.queue_of("interactive").has_promised(), "and none are kept for it"
+    assert not server.front_end._admission._backlog.queue_of("interactive").has_kept_places(), (
+        "and none are kept for it"
+    )
     server.handle(server.http(), completions(server, 7))
     assert [served.outcome for served in metrics.served[24:]] == [Outcome.COMPLETED] * 7
     other.abandoned()

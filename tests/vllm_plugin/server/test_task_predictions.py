@@ -87,4 +87,4 @@ def test_what_is_kept_is_bounded() -> None:
     for number in range(2 * MOST_GROUPS):
         predictions._group(0, str(number))
     assert len(predictions._groups) == MOST_GROUPS
-    assert len(predictions._promised) <= 64
+    assert len(predictions._open) <= 64
