@@ -49,13 +49,16 @@ def http(server: Server) -> Iterator[httpx.Client]:
 
 @contextlib.contextmanager
 def taken_seat(http: httpx.Client) -> Iterator[None]:
-    """The one seat is taken, and another request waits for it, until the block ends and for some time after that."""
+    """The one seat is taken, and another request waits for it, until the block ends, and runs for some time then."""
     long = {"model": MODEL, "prompt": "Hi", "max_tokens": 600, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=long) as running:
         lines = running.iter_lines()  # kept, as the stream ends with it
         next(lines)
-        second = threading.Thread(target=lambda: http.post("/v1/completions", json={**long, "max_tokens": 100}))
+        asked: dict[str, Any] = {"json": {**long, "max_tokens": 100}, "headers": {"x-request-id": "second"}}
+        second = threading.Thread(target=lambda: http.post("/v1/completions", **asked))
         second.start()
+        while progress(http, "second").status_code == 404:
+            pass
         yield
     with bounded.within("the end of the request that waited second"):
         second.join()
@@ -81,7 +84,7 @@ def test_a_stream_that_waits_has_comments_until_its_first_token(http: httpx.Clie
     comments = [found for line in lines if (found := LINE.fullmatch(line)) is not None]
     assert len(comments) >= 2, lines
     places = [int(found[1]) for found in comments]
-    assert places[0] in (1, 2) and places == sorted(places, reverse=True) and places[-1] == 1
+    assert places[0] <= 2 and places == sorted(places, reverse=True) and places[-1] == 1
     assert all(found[2] is not None and int(found[2]) <= int(found[3]) for found in comments)
     last = max(number for number, line in enumerate(lines) if line.startswith(":"))
     tokens = [number for number, line in enumerate(lines) if TOKEN[path] in line]
@@ -125,6 +128,6 @@ def test_the_route_says_how_far_a_request_has_come(http: httpx.Client) -> None:
             found.append(answer.json())
         asking.join()
     assert bare.status_code == 401 and "position" not in bare.text
-    assert found[0]["state"] == "waiting" and found[0]["position"] in (1, 2) and found[0]["class"] == "interactive"
+    assert found[0]["state"] == "waiting" and found[0]["position"] == 2 and found[0]["class"] == "interactive"
     assert found[-1]["state"] == "running" and found[-1]["position"] is None
     assert progress(http, "mine").status_code == 404

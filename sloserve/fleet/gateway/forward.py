@@ -129,6 +129,7 @@ class RequestAccounting:
             position=None if still is None else still.position,
             remaining=None if still is None else still.remaining,
             predicted=ticket.forecast.predicted,
+            promised=request.promised,
         )
 
     def headers(self) -> list[tuple[str, str]]:
