@@ -1,8 +1,8 @@
 """Promises at admission: whether a request's targets can be kept with a probability, given what is promised already.
 
 A promised request comes before all requests without a promise (:meth:`~sloserve.lso.plan.Snapshot.levels`), so that
-only other promised requests are ahead of it. Its latency is predicted from these: TTFT = service of its prompt +
-promised requests that wait * seconds from one start of a promised request to the next; e2e and TPOT as for any request.
+only promised requests that are due earlier are ahead of it. Its latency is predicted from these: TTFT = service of its
+prompt + their number * seconds from one start of a promised request to the next; e2e and TPOT as for any request.
 The use of its targets is the largest of predicted latency over target. From it follows the risk that any target is
 missed (:mod:`sloserve.estimator.miss_risk`), for all targets together, so that no correction for several is needed.
 
@@ -178,7 +178,7 @@ class Promising:
         level, of_class = new.slo.promise.level, self._classes[one.slo_class]
         if not self._serves:
             raise _refused(new, "late", "no instance serves the model now")
-        use = self._promised_use(new, forecast)
+        use = self._promised_use(new, forecast, one.due_s)
         if use is None or one.of_class is None or forecast.ttft is None:
             raise _refused(new, "unknown", "too few requests of its class have ended to tell")
         most = RESERVE * (1.0 - level) + _ROUNDING
@@ -240,16 +240,13 @@ class Promising:
             used = 0.0 if one.targets.e2e_s is None else max(now_s - one.arrival_s, 0.0) / one.targets.e2e_s
             self._classes[one.slo_class].uses.left(one.prediction, used)
 
-    def _promised_use(self, new: ArrivingRequest, forecast: Forecast) -> float | None:
-        """Return the use of its targets that is predicted behind the promised requests; ``None`` if it is not known."""
-        return _use(new.slo.targets, forecast, self._wait_s(forecast))
-
-    def _wait_s(self, forecast: Forecast) -> float:
-        """Return the seconds for which a promised request is predicted to wait for the others."""
+    def _promised_use(self, new: ArrivingRequest, forecast: Forecast, due_s: float) -> float | None:
+        """Return the use of targets that is predicted behind earlier promised requests; ``None`` if it is not known."""
         interval_s = self._rate.interval_s
         if interval_s is None:
             interval_s = 0.0 if forecast.ttft is None else forecast.ttft.unqueued_s
-        return len(self._waiting) * interval_s
+        ahead = sum(one.due_s <= due_s for one in self._waiting)
+        return _use(new.slo.targets, forecast, ahead * interval_s)
 
     def _take_slack(self, new: ArrivingRequest, due_s: float, service_s: float) -> None:
         """Take the service of a promised request out of the slack of the requests that it may be served before.
