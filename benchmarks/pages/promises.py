@@ -18,6 +18,7 @@ NAMES = {
 FIGURES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e"}
 NEAR = {0.5: 0.03, 0.9: 0.02, 0.99: 0.007}
 """Aim: how far the coverage of a window may be from the level."""
+ASKING = {"none": "no promises", "chat": "chats ask", "all": "all ask"}
 
 
 def coverage() -> pd.DataFrame:
@@ -83,6 +84,36 @@ def leaving() -> pd.DataFrame:
         line = lines.setdefault(FIGURES[row["figure"]], {})
         line[f"p{100 * row['level']:g}"] = f"{100.0 * (_kept([row]) - row['level']):+.2f}"
     return _table(lines, "points off among clients that stay")
+
+
+def kept() -> pd.DataFrame:
+    """Return by load, policy and who asks what promises were given and broken, and the share of requests in time."""
+    runs: dict[tuple[float, str, str], list[dict[str, Any]]] = {}
+    for row in saved("promises_kept")["runs"]:
+        runs.setdefault((row["load"], row["policy"], row["asks"]), []).append(row)
+    lines = {}
+    for (load, policy, asks), found in sorted(runs.items()):
+        classes = [one for row in found for one in (row["chat"], row["batch"])]
+        given, broken = sum(one["given"] for one in classes), sum(one["broken"] for one in classes)
+        shares = [_share(found, name, "given") for name in ("chat", "batch")]
+        lines[f"{load:g}, {policy}, {ASKING[asks]}"] = {
+            "promised: chats, batch": "" if asks == "none" else ", ".join(f"{100 * share:.0f} %" for share in shares),
+            "broken": "" if not given else f"{broken} of {given:,}",
+            "in time: all, chats, batch": ", ".join(
+                f"{100 * share:.1f} %"
+                for share in (
+                    float(np.mean([row["good"] for row in found])),
+                    _share(found, "chat", "good"),
+                    _share(found, "batch", "good"),
+                )
+            ),
+            "tokens/s": f"{np.mean([row['tokens_per_s'] for row in found]):,.0f}",
+        }
+    return _table(lines, "load, policy, who asks")
+
+
+def _share(runs: list[dict[str, Any]], name: str, what: str) -> float:
+    return sum(row[name][what] for row in runs) / max(sum(row[name]["requests"] for row in runs), 1)
 
 
 def _of(predictor: str, figure: str, level: float) -> list[dict[str, Any]]:

@@ -643,6 +643,12 @@ def promises_parts() -> pd.DataFrame:
     return promises.by_part()
 
 
+@table("promises.kept")
+def promises_kept() -> pd.DataFrame:
+    """Return what promises were given and broken."""
+    return promises.kept()
+
+
 @table("promises.leaving")
 def promises_leaving() -> pd.DataFrame:
     """Coverage where a fifth of the clients leave."""
