@@ -14,7 +14,6 @@ Usage: python -m benchmarks.promises.cpu_engine [--policies auto,edf] [--load 1.
 import asyncio
 import json
 import re
-import time
 from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,9 +25,11 @@ import numpy as np
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from benchmarks.servers import free_port, served, sloserve_command
+from sloserve.core.clock import SystemClock
 from sloserve.core.predicted import LEVELS
 from sloserve.vllm_plugin.server.tiny_model import NAME
 
+CLOCK = SystemClock()
 LEVEL = 0.9
 LEARNING = 200
 """Requests at the start of which predictions and promises are not judged."""
@@ -39,14 +40,14 @@ FIGURES = ("ttft", "e2e")
 
 async def stream(client: httpx.AsyncClient, tokens: int, headers: dict[str, str]) -> dict[str, Any]:
     """Send one request; return its measured seconds and the headers of its response."""
-    began_s, first_s = time.monotonic(), None
+    began_s, first_s = CLOCK.monotonic_s(), None
     body = {"model": NAME, "prompt": "Tell me more. " * 8, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     async with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
             if line.startswith("data: ") and first_s is None:
-                first_s = time.monotonic() - began_s
-    return {"ttft": first_s, "e2e": time.monotonic() - began_s, "headers": response.headers}
+                first_s = CLOCK.monotonic_s() - began_s
+    return {"ttft": first_s, "e2e": CLOCK.monotonic_s() - began_s, "headers": response.headers}
 
 
 async def offered(url: str, gaps_s: Any, tokens: Any, headers: list[dict[str, str]]) -> list[dict[str, Any]]:
@@ -91,9 +92,9 @@ def measure(policy: str, load: float, requests: int, seats: int, seed: int, *, p
         command = [*sloserve_command(policy), "--max-num-seqs", str(seats), "--max-model-len", "512"]
         with served(command, free_port(), Path(folder) / "log") as url:
             asyncio.run(offered(url, np.zeros(10), tokens[:10], [{}] * 10))  # the first steps are slow
-            began_s = time.monotonic()
+            began_s = CLOCK.monotonic_s()
             asyncio.run(offered(url, np.zeros(RUSH), tokens[:RUSH], [{}] * RUSH))
-            rate = RUSH / (time.monotonic() - began_s)
+            rate = RUSH / (CLOCK.monotonic_s() - began_s)
             targets_s = {"ttft": 4.0 * seats / rate, "e2e": 12.0 * seats / rate}
             asks = (rng.random(requests) < 0.5).tolist()
             own = {f"x-slo-{figure}-ms": f"{1e3 * target_s:.0f}" for figure, target_s in targets_s.items()}

@@ -81,6 +81,8 @@ class FinishedRequest(ABC):
     outcome: Outcome
     promised: Promised | None
     """The promise that was given at admission; ``None`` for none."""
+    was_late: bool = False
+    """Whether a target had been missed when its client left."""
 
     @property
     @abstractmethod
@@ -105,9 +107,9 @@ class FinishedRequest(ABC):
     @property
     def promise(self) -> str | None:
         """What has come of its promise, one of :data:`~sloserve.core.promises.PROMISES_KEPT`; ``None`` without one."""
-        if self.promised is None:
+        if self.promised is None or self.outcome is Outcome.REJECTED:
             return None
-        if self.outcome is Outcome.ABORTED:
+        if self.outcome is Outcome.ABORTED and not self.was_late:
             return "withdrawn"
         return "kept" if self.good else "broken"
 

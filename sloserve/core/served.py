@@ -49,6 +49,7 @@ class ServedRequest(FinishedRequest):
         preemptions: Number of preemptions by the policy and by vLLM.
         predicted: The latency that was predicted at admission.
         promised: The promise that was given at admission; ``None`` for none.
+        was_late: Whether a target had been missed when its client left.
     """
 
     slo: SLO
@@ -63,6 +64,7 @@ class ServedRequest(FinishedRequest):
     interruptions: Interruptions = Interruptions()
     predicted: Predicted | None = None
     promised: Promised | None = None
+    was_late: bool = False
 
     @property
     def asked(self) -> SLO:

@@ -212,6 +212,18 @@ class ClassTable:
         return {"classes": {c.name: c.as_config() for c in self} | removed, "default_class": self.default.name}
 
 
+def is_late(targets: Targets, age_s: float, *, begun: bool) -> bool:
+    """Return whether a request of this age that has not ended has missed a target for its first or last token.
+
+    Args:
+        targets: Targets of the request.
+        age_s: Seconds since its arrival.
+        begun: Whether its first token has been emitted.
+    """
+    limit_s = targets.next_s(begun=begun)
+    return limit_s is not None and age_s > limit_s
+
+
 def _default_classes() -> dict[str, SLOClass]:
     return {
         c.name: c

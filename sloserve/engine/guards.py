@@ -146,6 +146,7 @@ def drop_forbidden(plan: Plan, snapshot: Snapshot, *, may_pause: bool, may_preem
     rows = snapshot.rows
     preempt = plan.preempt[rows.preemptable[plan.preempt]] if may_preempt else NO_SLOTS
     pause = plan.pause[rows.pausable[plan.pause]] if may_pause else NO_SLOTS
+    preempt, pause = preempt[~snapshot.must_stay(preempt)], pause[~snapshot.must_stay(pause)]
     if preempt.size and pause.size:
         pause = pause[~np.isin(pause, preempt)]
     if preempt.size == plan.preempt.size and pause.size == plan.pause.size:

@@ -15,10 +15,10 @@ from sloserve.wire.xargs import (
     PROMISE,
     PROMISE_FALLBACK,
     TASK_KEYS,
-    first_from_s,
     parse_slo,
     predicted_length,
     progress,
+    promised_first_s,
     stated_call,
     stated_output_tokens,
     stated_tenant,
@@ -79,7 +79,7 @@ class StatedReader:
         call = stated_call(args)
         task, class_id = self._tasks.number_of(call), self._ids[slo.slo_class.name]
         return StatedSLO(
-            slo, class_id, stated_output_tokens(args), length, account, call, task, first_from_s=first_from_s(args)
+            slo, class_id, stated_output_tokens(args), length, account, call, task, first_from_s=promised_first_s(args)
         )
 
     def _parse(self, *values: Any) -> SLO:

@@ -414,16 +414,9 @@ class RequestTable:
         return self._lora_of.get(self.request_at[slot].request_id)
 
     def _mark(self, slot: int) -> None:
-        """Set whether a plan may preempt or pause the request in ``slot``: yes, unless a reason forbids it.
-
-        One that was promised its targets keeps its place.
-        """
+        """Set whether a plan may preempt or pause the request in ``slot``: yes, unless a reason forbids it."""
         request = self.request_at[slot]
-        held = (
-            slot in self._protected
-            or not math.isnan(self.rows.first_from_s[slot])
-            or (self._loras_short and request.request_id in self._lora_of)
-        )
+        held = slot in self._protected or (self._loras_short and request.request_id in self._lora_of)
         self.rows.preemptable[slot] = self.rows.pausable[slot] = not held and self._reader.may_be_skipped(request)
 
     def snapshot(

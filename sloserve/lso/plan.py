@@ -205,10 +205,22 @@ class Snapshot:
         of_tenant = None if self.standing is None else self.standing.levels(self.rows.account[slots])
         if self.promises_at_s is None:
             return of_tenant
-        others = ~(self.rows.first_from_s[slots] <= self.promises_at_s)  # nan for requests without a promise
+        others = ~self.comes_first(slots)
         if others.all() or not others.any():
             return of_tenant
         return others.astype(np.int64) if of_tenant is None else 2 * of_tenant + others
+
+    def comes_first(self, slots: IntArray) -> BoolArray:
+        """Return which requests come first because their targets were promised, ``[len(slots)]``."""
+        if self.promises_at_s is None:
+            return np.zeros(slots.size, np.bool_)
+        found: BoolArray = self.rows.first_from_s[slots] <= self.promises_at_s  # nan for requests without a promise
+        return found
+
+    def must_stay(self, slots: IntArray) -> BoolArray:
+        """Return which running requests no plan may stop: promised ones that come first, of tenants in their shares."""
+        found, far_over = self.comes_first(slots), self.gives_way(slots)
+        return found if far_over is None else found & ~far_over
 
     @property
     def has_levels(self) -> bool:

@@ -23,10 +23,8 @@ from sloserve.wire.tasks import DEFAULT_ALIASES, StatedTask, overlaid, stated_ta
 from sloserve.wire.xargs import (
     PREFIX,
     PROMISE,
-    PROMISE_FALLBACK,
     TARGET_KEYS,
     parse_slo,
-    stated_promise,
     stated_targets,
 )
 
@@ -185,10 +183,9 @@ def _held(ceiling: SLOClass, slo: SLO, merged: Mapping[str, Any]) -> dict[str, A
             del lowered[key]
             if value is not None:
                 lowered[key] = value / factor
-    wish = stated_promise(merged)
-    if wish is not None and (ceiling.promise is None or wish.level > ceiling.promise.level):
-        lowered.pop(PROMISE)
-        lowered.pop(PROMISE_FALLBACK, None)
+    most = 0.0 if ceiling.promise is None else ceiling.promise.level
+    if slo.promise is not None and slo.promise.level > most:
+        lowered[PROMISE] = most
     return lowered
 
 

@@ -69,7 +69,7 @@ def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:
     if slo_class is not None and (not isinstance(slo_class, str) or slo_class not in classes):
         raise InvalidRequest("slo_class", slo_class, f"one of {', '.join(classes.names)}")
     stated_output_tokens(extra_args)
-    promise = stated_promise(args)
+    promise = stated_promise(args, (classes.default if slo_class is None else classes[slo_class]).promise)
     slo = classes.slo(slo_class, targets, promise)
     if slo.promise is not None and promise is not None and not slo.targets:
         raise InvalidRequest(PROMISE, args[PROMISE], f"possible without a target; state {', '.join(TARGET_KEYS)}")
@@ -93,8 +93,12 @@ def stated_targets(args: Mapping[str, Any]) -> Targets:
     return Targets(**targets)
 
 
-def stated_promise(args: Mapping[str, Any]) -> PromiseWish | None:
+def stated_promise(args: Mapping[str, Any], of_class: PromiseWish | None = None) -> PromiseWish | None:
     """Return the promise that ``args`` ask for; ``None`` if they ask for none of their own.
+
+    Args:
+        args: Keys and values as in ``vllm_xargs``.
+        of_class: Promise of the request's class, which a fallback alone keeps.
 
     Raises: InvalidRequest.
     """
@@ -104,6 +108,8 @@ def stated_promise(args: Mapping[str, Any]) -> PromiseWish | None:
     if falls_back not in (True, False):
         raise InvalidRequest(PROMISE_FALLBACK, falls_back, "1 or 0")
     if PROMISE not in args:
+        if PROMISE_FALLBACK in args and of_class is not None:
+            return PromiseWish(of_class.level, bool(falls_back))
         if PROMISE_FALLBACK in args:
             raise InvalidRequest(PROMISE_FALLBACK, args[PROMISE_FALLBACK], f"possible without {PROMISE}; state both")
         return None
@@ -158,7 +164,7 @@ def with_promise(extra_args: Mapping[str, Any] | None, first_from_s: float) -> d
     return {**(extra_args or {}), PROMISED_KEY: float(first_from_s)}
 
 
-def first_from_s(extra_args: Mapping[str, Any] | None) -> float | None:
+def promised_first_s(extra_args: Mapping[str, Any] | None) -> float | None:
     """Return the time of :func:`with_promise`; ``None`` for a request without a promise."""
     value = (extra_args or {}).get(PROMISED_KEY)
     return value if isinstance(value, float) and math.isfinite(value) else None
@@ -182,6 +188,7 @@ def of_further_call(
     begun: bool,
     tenant: str | None = None,
     call: TaskCall | None = None,
+    first_from_s: float | None = None,
 ) -> dict[str, Any]:
     """Return ``extra_args`` for a further call of the engine by a request that has made one before.
 
@@ -192,8 +199,11 @@ def of_further_call(
         begun: Whether its first token has been emitted.
         tenant: The tenant of the request; ``None`` if it is not known.
         call: The task of the request; ``None`` if it is no part of a task.
+        first_from_s: Epoch seconds from which on it comes first; ``None`` without a promise.
     """
     internal = with_internal(extra_args, tenant=tenant, call=call) or {}
+    if first_from_s is not None:
+        internal = with_promise(internal, first_from_s)
     others = {key: value for key, value in internal.items() if key not in stated}
     return others | dict(stated) | {PROGRESS_KEY: [float(elapsed_s), float(begun)]}
 

@@ -12,9 +12,11 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
 from sloserve.core.stated import StatedSLO
+from sloserve.engine.guards import drop_forbidden
 from sloserve.engine.planner import Planner
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.virtual.engine_settings import EngineSettings
+from sloserve.lso.plan import Plan
 from sloserve.scheduler.registry import make_policy, parse_policy, policy_class, policy_names
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.model.model_port import ModelPort
@@ -126,7 +128,6 @@ def test_promised_requests_are_admitted_first_under_every_policy_that_orders(pol
     order = engine.planner.next_step(2.0, 2.0).plan.waiting
     assert order is not None
     assert set(order[:3].tolist()) == {engine.slot(request) for request in requests[9:]}
-    assert [engine.may(request) for request in requests] == [(i < 9, i < 9) for i in range(12)]
 
 
 def test_a_promised_request_comes_first_once_it_has_to() -> None:
@@ -141,6 +142,21 @@ def test_a_promised_request_comes_first_once_it_has_to() -> None:
     for now_s, first in ((1.0, due), (6.0, late)):
         order = engine.planner.next_step(now_s, now_s).plan.waiting
         assert order is not None and order[0] == engine.slot(first)
+
+
+def test_no_plan_stops_a_promised_request_that_comes_first() -> None:
+    engine = Engine("edf")
+    requests = []
+    for name, first_from_s in (("promised", 5.0), ("lax", 50.0), ("other", None)):
+        request = engine.scheduler.requests.add(WorkloadRequest(name, 0.0, 20, 50, SLO_OF_ALL), 0.0, 50)
+        engine.planner.arrived(request, replace(STATED, first_from_s=first_from_s), 0.0)
+        requests.append(engine.slot(request))
+    slots = np.array(requests)
+    for now_s, stays in ((1.0, [False, False, False]), (6.0, [True, False, False]), (60.0, [True, True, False])):
+        snapshot = engine.planner._snapshot(engine.planner._facts(), now_s)
+        assert snapshot.must_stay(slots).tolist() == stays
+        plan = drop_forbidden(Plan(preempt=slots, pause=slots), snapshot, may_pause=True)
+        assert plan.preempt.tolist() == [slot for slot, must in zip(requests, stays, strict=True) if not must]
 
 
 def test_when_the_last_promised_request_has_ended_no_order_is_changed() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import InvalidRequest
-from sloserve.core.slo import DEFAULT_CLASSES, SLO, ClassTable, Targets
+from sloserve.core.promises import PromiseWish
+from sloserve.core.slo import DEFAULT_CLASSES, SLO, ClassTable, SLOClass, Targets
 from sloserve.wire.body import BodyFields
 from sloserve.wire.headers import Field, HeaderFields
 from sloserve.wire.resolve import MAX_REMEMBERED, MAX_REMEMBERED_CHARS, Resolved, Rules, resolve
@@ -95,6 +96,26 @@ def test_a_tenant_only_ever_lowers_a_class(tenant: str | None, asks: str | None,
     rules = Rules(DEFAULT_CLASSES, TIERS, tenants={"acme": "batch", "gold": "priority"}, tenant_default="interactive")
     xargs = {} if asks is None else {"slo_class": asks}
     assert resolved(xargs, rules=rules, tenant=tenant).slo.slo_class.name == gets
+
+
+def test_a_tenant_that_is_held_to_a_class_gets_no_promise_above_its_own() -> None:
+    """Else it would come before the others of its class, or before more urgent ones."""
+    promised = PromiseWish(0.9, falls_back=True)
+    classes = ClassTable(
+        {
+            "premium": SLOClass("premium", 0, Targets(ttft_s=1.0), promise=PromiseWish(0.99)),
+            "some": SLOClass("some", 1, Targets(ttft_s=1.0), promise=promised),
+            "plain": SLOClass("plain", 2, Targets(ttft_s=1.0)),
+        },
+        "plain",
+    )
+    rules = Rules(classes, tenants={"acme": "plain", "gold": "some"})
+    asks: dict[str, Any] = {"slo_promise": 0.99, "slo_promise_fallback": 1}
+    assert resolved(asks, rules=rules, tenant="acme").slo.promise is None
+    assert resolved({"slo_class": "premium"}, rules=rules, tenant="acme").slo.promise is None
+    assert resolved({"slo_class": "some", **asks}, rules=rules, tenant="gold").slo.promise == promised
+    assert resolved({"slo_class": "some", "slo_promise": 0}, rules=rules, tenant="gold").slo.promise is None
+    assert resolved(asks, rules=rules, tenant="free").slo.promise == PromiseWish(0.99, falls_back=True)
 
 
 KEYS = st.fixed_dictionaries(

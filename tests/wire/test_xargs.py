@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.errors import InvalidRequest
+from sloserve.core.promises import PromiseWish
 from sloserve.core.slo import DEFAULT_CLASSES, MAX_TARGET_S, MAX_TDS, SLO, ClassTable, SLOClass, Targets
 from sloserve.core.tasks import TaskCall
 from sloserve.wire.xargs import (
@@ -217,3 +218,21 @@ def test_only_the_front_end_says_which_tenant_a_request_has() -> None:
     further = of_further_call(forged, {}, 1.0, begun=False, tenant="acme")
     assert stated_tenant(further) == "acme"
     assert stated_tenant(of_further_call(forged, {}, 1.0, begun=False)) is None
+
+
+def test_a_promise_is_read_with_its_fallback_and_the_promise_of_the_class() -> None:
+    promised = ClassTable({"p": SLOClass("p", 0, Targets(ttft_s=1.0), promise=PromiseWish(0.99))}, "p")
+    asked = {"slo_ttft_ms": 100, "slo_promise": "0.9", "slo_promise_fallback": "1"}
+    assert parse_slo(asked, CLASSES).promise == PromiseWish(0.9, falls_back=True)
+    assert parse_slo({}, promised).promise == PromiseWish(0.99)
+    assert parse_slo({"slo_promise": 0}, promised).promise is None
+    assert parse_slo({"slo_promise_fallback": True}, promised).promise == PromiseWish(0.99, falls_back=True)
+    for wrong, words in (
+        ({"slo_promise": 0.9}, "is not possible without a target"),
+        ({"slo_promise_fallback": 1}, "is not possible without slo_promise; state both"),
+        ({"slo_ttft_ms": 1, "slo_promise": 0.3}, "is not 0 for no promise, or a probability from 0.5 to 0.99"),
+        ({"slo_ttft_ms": 1, "slo_promise": 1}, "is not 0 for no promise, or a probability from 0.5 to 0.99"),
+        ({"slo_ttft_ms": 1, "slo_promise": 0.9, "slo_promise_fallback": 3}, "is not 1 or 0"),
+    ):
+        with pytest.raises(InvalidRequest, match=words):
+            parse_slo(wrong, DEFAULT_CLASSES)

@@ -56,7 +56,7 @@ class ArrivingTask:
             return slo
         left_s = min(max(self.due_s - arrival_s, DUE_NOW_S), MAX_TARGET_S)
         e2e_s = left_s if slo.targets.e2e_s is None else min(slo.targets.e2e_s, left_s)
-        return SLO(slo.slo_class, replace(slo.targets, e2e_s=e2e_s))
+        return replace(slo, targets=replace(slo.targets, e2e_s=e2e_s))
 
 
 class KnownTasks:

@@ -28,7 +28,7 @@ from sloserve.core.errors import (
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
-from sloserve.core.slo import Targets
+from sloserve.core.slo import SLO, Targets, is_late
 from sloserve.engine.metrics.task_table import StartedCall
 from sloserve.fleet.client_routes import AUDIO, GENERATING
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, Refusal, Refused, stated_prefixes
@@ -80,6 +80,14 @@ class RequestAccounting:
                 request.model, request.slo_class, targets, request.prompt_tokens, most, now_s
             )
 
+    @property
+    def _asked_slo(self) -> SLO:
+        """SLO of the request; once it was admitted, it is not refused for want of a promise."""
+        slo = self._request.slo
+        if self._ticket is None or slo.promise is None:
+            return slo
+        return replace(slo, promise=replace(slo.promise, falls_back=True))
+
     def admit(self, model: str) -> None:
         """Let the request wait for this model, and for no other.
 
@@ -89,7 +97,7 @@ class RequestAccounting:
         task = self._task
         together = Together(is_let_in=task is not None and (task.is_let_in or self._started is not None))
         new = ArrivingRequest(
-            request.slo if task is None else task.slo_at_admission(request.slo, request.arrival_s),
+            self._asked_slo if task is None else task.slo_at_admission(self._asked_slo, request.arrival_s),
             request.arrival_s,
             request.prompt_tokens,
             request.max_tokens,
@@ -106,8 +114,9 @@ class RequestAccounting:
         except PromiseRefused as error:
             self._parts.metrics.promise_refused(model, request.slo_class, error.why)
             raise
-        request.promised, request.why_no_promise = ticket.promised, ticket.why_no_promise
-        if ticket.why_no_promise is not None:
+        if request.promised is None:  # a promise stands, also where another model serves the request in the end
+            request.promised, request.why_no_promise = ticket.promised, ticket.why_no_promise
+        if ticket.why_no_promise is not None and request.promised is None:
             self._parts.metrics.promise_refused(model, request.slo_class, ticket.why_no_promise)
         if self._ticket is not None:
             self._ticket.ended(None, 0, now_s)
@@ -192,7 +201,9 @@ class RequestAccounting:
         request, slo = self._request, self._request.slo
         if not request.streamed:  # of an output in one piece only the end is seen here
             slo = replace(slo, targets=Targets(e2e_s=slo.targets.e2e_s))
-        served = ServedRequest(slo, outcome, latency=self._latency, promised=request.promised)
+        age_s = self._parts.clock.monotonic_s() - request.arrival_s
+        was_late = outcome is Outcome.ABORTED and is_late(slo.targets, age_s, begun=self._answer.begun)
+        served = ServedRequest(slo, outcome, latency=self._latency, promised=request.promised, was_late=was_late)
         if request.promised is not None and served.promise is not None:
             # Without a target that can be judged, a response that came to its end has kept its promise.
             kept = "kept" if served.good is None and self._latency is not None else served.promise

@@ -50,7 +50,7 @@ class HeldRequest:
         tenant: Name of its tenant.
         home: Instance that served its session last; ``None`` for a request of no session that is known.
         among: Names of the instances that it may go to; ``None`` for all.
-        promised: Whether its targets were promised: it comes before the other requests of its tenant's level.
+        first_from_s: Monotonic time from which on it comes first, as its targets were promised; ``None`` for none.
     """
 
     model: str
@@ -65,7 +65,7 @@ class HeldRequest:
     tenant: str = ""
     home: Home | None = None
     among: Collection[str] | None = None
-    promised: bool = False
+    first_from_s: float | None = None
     held_s: float = field(default=0.0, init=False)
     """Seconds for which it has waited here until now."""
     away_s: float = field(default=0.0, init=False)
@@ -90,7 +90,7 @@ class HeldRequest:
             affinity: Whether the beginnings of its prompt count.
             home: Instance that served its session last.
         """
-        slo = request.slo
+        slo, promised = request.slo, request.promised
         target_s = slo.targets.next_s()
         return cls(
             model=request.model,
@@ -104,8 +104,13 @@ class HeldRequest:
             prompt=request.beginnings(request.model) if affinity else (),
             tenant=request.tenant.name,
             home=home,
-            promised=request.promised is not None,
+            first_from_s=None if promised is None else request.arrival_s + promised.first_after_s,
         )
+
+    @property
+    def wanted_first_s(self) -> float:
+        """Time that orders it among the requests that wait."""
+        return self.due_s if self.first_from_s is None else min(self.first_from_s, self.due_s)
 
     @property
     def wanted_s(self) -> float:
@@ -131,7 +136,7 @@ class HeldRequest:
         return self
 
 
-_Queue = list[tuple[bool, float, int, int, HeldRequest]]
+_Queue = list[tuple[float, int, int, HeldRequest]]
 """A heap of waiting requests, of which some may wait no more."""
 
 
@@ -185,7 +190,8 @@ class HeldRequests:
     def let_go(self, now_s: float, models: Iterable[str] | None = None) -> Iterator[tuple[HeldRequest, SentRequest]]:
         """Book waiting requests, since room may have come, until no instance has room.
 
-        The first is of the lowest level, promised if any of them is, and of these the one with the earliest deadline.
+        The first is the one of the lowest level, and of these the one with the earliest deadline. The deadline of a
+        promised request is the time from which on it comes first.
         """
         for model in list(self._queues) if models is None else models:
             levels: Mapping[str, int] = {}
@@ -212,7 +218,7 @@ class HeldRequests:
 
     def _queue(self, request: HeldRequest, tenant: str) -> None:
         self._held_of[tenant] += 1
-        place = (not request.promised, request.due_s, request.rank, next(self._numbers), request)
+        place = (request.wanted_first_s, request.rank, next(self._numbers), request)
         heapq.heappush(self._queues.setdefault(request.model, {}).setdefault(tenant, []), place)
 
     def _tenant(self, request: HeldRequest) -> str:

@@ -32,6 +32,7 @@ requests in flight, and by the tenants of the table. The module is deterministic
 clock that is never set. It must be used from one thread alone.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -355,7 +356,8 @@ def _check_allowed(promises: str, slo: SLO) -> None:
             "policy",
             name,
         )
-    if promises == "off" or (promises == "classes" and slo.promise != slo.slo_class.promise):
+    of_class = 0.0 if slo.slo_class.promise is None else slo.slo_class.promise.level
+    if promises == "off" or (promises == "classes" and slo.promise is not None and slo.promise.level > of_class):
         raise PromiseRefused(
             f"this server gives requests of class {name!r} no such promise; ask without x-slo-promise, or send "
             "x-slo-promise-fallback: 1",
@@ -430,6 +432,8 @@ class Ticket:
         self._predictor, self._promising, self._use = predictor, promising, use
         self._judged = False
         self._is_typical = True
+        if use is not None:
+            place.on_start = functools.partial(promising.begins, use)
 
     @property
     def promised(self) -> Promised | None:
@@ -449,6 +453,8 @@ class Ticket:
         """Note that it is complete, unless it goes on: its e2e latency has stopped growing."""
         if self.forecast.e2e is not None:
             self.forecast.e2e.prediction.over = True
+        if self._use is not None:
+            self._promising.holds(self._use)
 
     def goes_on(self, ttft_s: float | None, now_s: float) -> None:
         """Note that the request makes a further call of the engine.
@@ -461,6 +467,8 @@ class Ticket:
             self.place.started(now_s)
             self._judge(ttft_s, now_s)
         self._predictor.gave_up(self.forecast)
+        if self._use is not None:
+            self._promising.ended(self._use, None, now_s)
 
     def ended(self, latency: Latency | None, output_tokens: int, now_s: float) -> None:
         """Record that the request has ended.
@@ -470,16 +478,16 @@ class Ticket:
             output_tokens: Tokens of its output.
             now_s: The present time, in seconds.
         """
-        if self._use is not None:
-            self._promising.ended(self._use, latency if self._is_typical else None, now_s)
         if latency is None:
             self.place.left(now_s)
             self._predictor.gave_up(self.forecast)
-            return
-        self.place.started(now_s)
-        if self._is_typical:
-            self._judge(latency.ttft_s, now_s)
-            self._predictor.completed(self.new, self.forecast, latency, output_tokens, now_s)
+        else:
+            self.place.started(now_s)
+            if self._is_typical:
+                self._judge(latency.ttft_s, now_s)
+                self._predictor.completed(self.new, self.forecast, latency, output_tokens, now_s)
+        if self._use is not None:
+            self._promising.ended(self._use, latency if self._is_typical else None, now_s)
 
     def _judge(self, ttft_s: float, now_s: float) -> None:
         if not self._judged:

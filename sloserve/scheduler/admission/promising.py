@@ -9,15 +9,19 @@ missed (:mod:`sloserve.estimator.miss_risk`), for all targets together, so that 
 A promise is given if one of three calibrated figures allows it:
 
 - the risk among promised requests of the class;
-- the risk among all its requests with targets, with the use that is predicted behind the class's queue: it is valid
-  whatever was learnt of promised requests, since a promised request is served no later than others;
+- the risk among all its requests with targets, with the use that is predicted behind the class's queue, or behind the
+  promised requests of all classes if that is more: it is valid whatever was learnt of promised requests, since a
+  promised request is served no later than others of its class;
 - the quantile of the use among promised requests (:mod:`sloserve.estimator.conformal`) is at most 1. A risk says
   nothing of a use that is greater than all uses before, nor of a server that has been overloaded since it began. Until
   promises have ended, the quantiles of the class stand in, with factors of at least 1.
 
 Each promised request that waits has a slack: the seconds by which it can be delayed further until its use is as large
 as the largest one of small risk. A later promised request that is due earlier takes its own service out of the slack;
-it gets no promise if that leaves any slack below 0. So no promise is given at the expense of an earlier one.
+it gets no promise if that leaves any slack below 0. What is predicted holds for orders by deadline; under others, and
+beside other API processes, the calibration makes up for what the prediction leaves out.
+
+For a part of the time that a promised request has to spare it is served in the policy's own order, and then first.
 
 The price of a promise is the delay that it causes: its service, for each request that waits without a promise.
 
@@ -30,6 +34,7 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final
 
 from sloserve.core.errors import PromiseRefused
@@ -57,6 +62,14 @@ _ROUNDING: Final = 1e-9
 _LEAST_USE: Final = 1e-6
 
 
+class _Due(Enum):
+    """What is due of a request at a time."""
+
+    BEGINNING = auto()
+    FIRST_TOKEN = auto()
+    LAST_TOKEN = auto()
+
+
 @dataclass(slots=True, eq=False)
 class OpenUse:
     """A request with targets that has not ended.
@@ -66,28 +79,34 @@ class OpenUse:
         targets: Targets of the request.
         arrival_s: Time from which the targets count.
         of_class: Predicted use as of any request of the class; ``None`` if it cannot be predicted.
+        patience: Part of the targets for which a promised request is served in the policy's own order.
         of_promised: Predicted use as of a promised request; ``None`` without a promise.
         prediction: Quantiles around it; ``None`` without a promise.
         promised: The promise; ``None`` for none.
         service_s: Seconds that the prompt takes of the engine.
         slack_s: Seconds by which a promised request can be delayed further.
+        begins_s: Time at which a promised request is predicted to begin.
         waits: Whether its first token is still to come.
         is_judged: Whether it is known that it keeps or misses its targets, or that this will never be known.
         is_watched: Whether it was admitted and has not ended.
+        is_complete: Whether its last token is out, while it may still go on or be read.
     """
 
     slo_class: str
     targets: Targets
     arrival_s: float
     of_class: float | None
+    patience: float = 0.0
     of_promised: float | None = None
     prediction: Prediction | None = None
     promised: Promised | None = None
     service_s: float = 0.0
     slack_s: float = 0.0
+    begins_s: float = 0.0
     waits: bool = True
     is_judged: bool = False
     is_watched: bool = False
+    is_complete: bool = False
 
     @property
     def due_s(self) -> float:
@@ -117,7 +136,7 @@ class Promising:
         self._waiting: dict[OpenUse, None] = {}
         self._rate, self._instances, self._serves = SteadyRate(), 1, True
         self._seen_s: float | None = None
-        self._deadlines: list[tuple[float, int, OpenUse, bool]] = []
+        self._deadlines: list[tuple[float, int, OpenUse, _Due]] = []
         self._counter = self._in_flight = 0
 
     @property
@@ -158,10 +177,12 @@ class Promising:
         one.is_watched = True
         if one.prediction is not None:
             self._classes[one.slo_class].uses.awaits(one.prediction)
-        for limit_s, is_first in ((one.targets.ttft_s, True), (one.targets.e2e_s, False)):
-            if limit_s is not None and (streamed or not is_first):
-                self._counter += 1
-                heapq.heappush(self._deadlines, (one.arrival_s + limit_s, self._counter, one, is_first))
+        if one.targets.ttft_s is not None and streamed:
+            self._due(one, one.arrival_s + one.targets.ttft_s, _Due.FIRST_TOKEN)
+        if one.targets.e2e_s is not None:
+            self._due(one, one.arrival_s + one.targets.e2e_s, _Due.LAST_TOKEN)
+        if one.promised is not None and not streamed:
+            self._due(one, one.begins_s, _Due.BEGINNING)
 
     def promise(self, one: OpenUse, new: ArrivingRequest, forecast: Forecast, others_waiting: int) -> None:
         """Promise a request its targets.
@@ -178,11 +199,14 @@ class Promising:
         level, of_class = new.slo.promise.level, self._classes[one.slo_class]
         if not self._serves:
             raise _refused(new, "late", "no instance serves the model now")
-        use = self._promised_use(new, forecast, one.due_s)
+        wait_s = self._wait_s(forecast, one.due_s)
+        use = _use(new.slo.targets, forecast, wait_s)
         if use is None or one.of_class is None or forecast.ttft is None:
             raise _refused(new, "unknown", "too few requests of its class have ended to tell")
         most = RESERVE * (1.0 - level) + _ROUNDING
-        is_safe = of_class.promised.is_at_most(most, use) or of_class.every.is_at_most(most, one.of_class)
+        # Behind the queue of its class alone it would not see what was promised to other classes.
+        behind_all = max(one.of_class, use)
+        is_safe = of_class.promised.is_at_most(most, use) or of_class.every.is_at_most(most, behind_all)
         at = next(known for known in LEVELS if known >= level)
         prediction = of_class.uses.predict(use)
         quantile = _by_class(new.slo.targets, forecast, at) * use
@@ -198,25 +222,35 @@ class Promising:
             raise _refused(
                 new, "late", f"a latency of {quantile:.3g} times its target is predicted at that probability"
             )
-        service_s = forecast.ttft.unqueued_s
+        service_s = max(forecast.ttft.unqueued_s - max((self._seen_s or 0.0) - new.arrival_s, 0.0), 0.0)
         self._take_slack(new, one.due_s, service_s)
         one.of_promised, one.prediction, one.service_s = use, prediction, service_s
         times_s = [limit_s for limit_s in (one.targets.ttft_s, one.targets.e2e_s) if limit_s is not None]
         # The use may become as large as one of small risk, or as one with a quantile of 1.
         safe = max(min(of_class.promised.safe_use(most), 1.0), use / max(quantile, _LEAST_USE))
-        one.slack_s = min(times_s, default=0.0) * max(safe - use, 0.0)
         first_after_s = PATIENCE * min(times_s, default=0.0) * max(1.0 - max(quantile, use), 0.0)
+        one.slack_s = max(min(times_s, default=0.0) * (safe - use) - first_after_s, 0.0)
+        one.patience = first_after_s / min(times_s, default=math.inf)
+        one.begins_s = new.arrival_s + first_after_s + (wait_s or 0.0) + service_s
         one.promised = Promised(level, service_s * others_waiting, first_after_s)
         self._waiting[one] = None
 
-    def started(self, one: OpenUse, ttft_s: float, now_s: float) -> None:
-        """Record that the first token of a request is out after ``ttft_s``."""
+    def begins(self, one: OpenUse, now_s: float) -> None:
+        """Record that the first token of a request is known to be out."""
         self._pass_time(now_s)
         if one in self._waiting:
             self._rate.start()
         self._leave(one)
+
+    def started(self, one: OpenUse, ttft_s: float, now_s: float) -> None:
+        """Record that the first token of a request came after ``ttft_s``."""
+        self.begins(one, now_s)
         if one.targets.stated == ("ttft_s",):
             self._judge(one, Latency(ttft_s, 0.0, ttft_s))
+
+    def holds(self, one: OpenUse) -> None:
+        """Note that the request is complete, unless it goes on, so that no deadline of it passes any more."""
+        one.is_complete = True
 
     def ended(self, one: OpenUse, latency: Latency | None, now_s: float) -> None:
         """Record that a request has ended.
@@ -240,13 +274,13 @@ class Promising:
             used = 0.0 if one.targets.e2e_s is None else max(now_s - one.arrival_s, 0.0) / one.targets.e2e_s
             self._classes[one.slo_class].uses.left(one.prediction, used)
 
-    def _promised_use(self, new: ArrivingRequest, forecast: Forecast, due_s: float) -> float | None:
-        """Return the use of targets that is predicted behind earlier promised requests; ``None`` if it is not known."""
+    def _wait_s(self, forecast: Forecast, due_s: float) -> float:
+        """Return the seconds for which a promised request is predicted to wait for the ones that are due earlier."""
         interval_s = self._rate.interval_s
         if interval_s is None:
             interval_s = 0.0 if forecast.ttft is None else forecast.ttft.unqueued_s
         ahead = sum(one.due_s <= due_s for one in self._waiting)
-        return _use(new.slo.targets, forecast, ahead * interval_s)
+        return ahead * interval_s
 
     def _take_slack(self, new: ArrivingRequest, due_s: float, service_s: float) -> None:
         """Take the service of a promised request out of the slack of the requests that it may be served before.
@@ -260,6 +294,10 @@ class Promising:
             raise _refused(new, "others", "it would delay a request that was promised its targets before")
         for one in later:
             one.slack_s -= service_s
+
+    def _due(self, one: OpenUse, at_s: float, what: "_Due") -> None:
+        self._counter += 1
+        heapq.heappush(self._deadlines, (at_s, self._counter, one, what))
 
     def _drop_deadlines(self) -> None:
         """Drop the deadlines of requests that have ended, once they are most of the deadlines."""
@@ -275,7 +313,9 @@ class Promising:
         """Learn from a request, of which a deadline has passed if its latency is ``None``."""
         of_class = self._classes[one.slo_class]
         if one.prediction is not None and latency is not None and not one.prediction.over:
-            of_class.uses.observe(one.prediction, use_of(one.targets, latency))
+            # For the time of its patience it was delayed on purpose, which says nothing about the prediction.
+            use, expected = use_of(one.targets, latency), one.prediction.predicted
+            of_class.uses.observe(one.prediction, max(use - one.patience, min(use, expected)))
         if one.is_judged:
             return
         one.is_judged = True
@@ -289,8 +329,12 @@ class Promising:
             self._rate.pass_time(now_s - self._seen_s)
         self._seen_s = now_s
         while self._deadlines and self._deadlines[0][0] < now_s:
-            _, _, one, is_first = heapq.heappop(self._deadlines)
-            if one.waits or not is_first:
+            at_s, _, one, what = heapq.heappop(self._deadlines)
+            if what is _Due.BEGINNING:  # nothing shows when it begins, so that the prediction stands for it
+                if one in self._waiting:
+                    self._rate.start()
+                self._leave(one)
+            elif not one.is_complete and (one.waits or what is _Due.LAST_TOKEN):
                 self._judge(one, None)
 
 

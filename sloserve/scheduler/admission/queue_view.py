@@ -201,10 +201,12 @@ class _WaitingClass:
 class WaitingPlace:
     """One request's place among the waiting. It is released once; every further release has no effect."""
 
-    __slots__ = ("request", "_queue")
+    __slots__ = ("request", "on_start", "_queue")
 
     def __init__(self, request: Any, queue: "Queue") -> None:
         self.request = request
+        self.on_start: Callable[[float], None] | None = None
+        """Called with the present time once the first token is known to be out."""
         self._queue = queue
 
     def started(self, now_s: float) -> None:
@@ -212,6 +214,8 @@ class WaitingPlace:
         if self._release(now_s):
             for rate in self._queue.rates:
                 rate.start()
+            if self.on_start is not None:
+                self.on_start(now_s)
 
     def left(self, now_s: float) -> None:
         """Record that the request ended.

@@ -20,6 +20,7 @@ from sloserve.core.clock import Clock
 from sloserve.core.errors import DeadlinePassed, PromiseRefused, QueueFull, Rejected, ShuttingDown
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
+from sloserve.core.promises import Promised
 from sloserve.core.served import ServedRequest
 from sloserve.engine.metrics import collectors
 from sloserve.engine.metrics.engine_page import remove_pages
@@ -182,6 +183,7 @@ class FrontEnd:
             begun=request.begun,
             tenant=request.tenant,
             call=self._tasks.of_further_call(request),
+            first_from_s=None if request.promised is None else self._first_from_s(request, request.promised),
         )
         if request.ticket is not None:
             request.ticket.goes_on(request.ttft_s, now_s)
@@ -344,13 +346,17 @@ class FrontEnd:
         ticket = observed.ticket
         if (promised := ticket.promised) is not None:
             observed.promised = promised
-            first_s = self._epoch_s(observed.arrival_s) + promised.first_after_s
+            first_s = self._first_from_s(observed, promised)
             sampling_params.extra_args = with_promise(sampling_params.extra_args, first_s)
         elif ticket.why_no_promise is not None:
             self._metrics.promise_refused(observed.slo.slo_class.name, ticket.why_no_promise)
         if http is not None and observed.slo.promise is not None:
             http.promised.append(promised or ticket.why_no_promise or "no-target")
         self._keep_swept()
+
+    def _first_from_s(self, request: Observed, promised: Promised) -> float:
+        """Return the epoch seconds from which on a promised request comes first."""
+        return self._epoch_s(request.arrival_s) + promised.first_after_s
 
     def _refuse(
         self,
@@ -370,6 +376,7 @@ class FrontEnd:
             warn_operator(f"clients of class {error.slo_class!r} get 429: admission.max_waiting requests are waiting")
         if http is not None:
             http.requests.clear()
+            http.promised.clear()
             http.places.clear()
             http.rejection = error.to_keep()
 

@@ -24,7 +24,7 @@ from sloserve.core.predicted import Predicted
 from sloserve.core.promises import Promised
 from sloserve.core.qoe import expectation
 from sloserve.core.served import Interruptions, ServedRequest
-from sloserve.core.slo import SLO
+from sloserve.core.slo import SLO, is_late
 from sloserve.core.tasks import TaskCall
 from sloserve.engine.metrics.gen_ai_metrics import GENERATE_CONTENT
 from sloserve.scheduler.admission.admission import Ticket, Together
@@ -226,6 +226,7 @@ class Observed:
             interruptions=found.interruptions,
             predicted=self.predicted,
             promised=self.promised,
+            was_late=outcome is Outcome.ABORTED and is_late(self.slo.targets, self.age_s(), begun=self.begun),
         )
 
 

@@ -9,7 +9,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.promise_window import ended_promises
 from sloserve.core.promises import PROMISES_KEPT, WHY_REFUSED, Promised
 from sloserve.core.served import ServedRequest
-from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.core.slo import DEFAULT_CLASSES, Targets, is_late
 from tests.engine.metrics.test_collectors import Bench
 
 SLO = DEFAULT_CLASSES.slo("batch", Targets(ttft_s=1.0, e2e_s=4.0))
@@ -33,6 +33,15 @@ def test_promises_are_entered_with_what_came_of_them() -> None:
     assert value("promises_total", cls="interactive", outcome="kept") == 0.0
     shown = ended_promises([bench.board.promises[DEFAULT_CLASSES.names.index("batch")]])
     assert (shown.kept, shown.broken, shown.withdrawn) == (1, 1, 1)
+
+
+def test_a_refused_request_has_no_promise_and_a_late_client_does_not_hide_a_broken_one() -> None:
+    """A list of prompts is refused as a whole, after its first prompts were promised theirs."""
+    assert replace(KEPT, outcome=Outcome.REJECTED, latency=None).promise is None
+    assert replace(KEPT, outcome=Outcome.ABORTED, latency=None).promise == "withdrawn"
+    assert replace(KEPT, outcome=Outcome.ABORTED, latency=None, was_late=True).promise == "broken"
+    assert not is_late(SLO.targets, 0.9, begun=False) and is_late(SLO.targets, 1.1, begun=False)
+    assert not is_late(SLO.targets, 1.1, begun=True) and is_late(SLO.targets, 4.1, begun=True)
 
 
 def test_a_request_that_failed_costs_its_e2e_target() -> None:

@@ -139,6 +139,65 @@ def test_an_aborted_request_gives_its_place_back_and_teaches_nothing() -> None:
     assert server.offer(request(T0 + 170.0, ttft_s=0.5)).promised is not None
 
 
+def test_a_promised_request_that_is_not_streamed_waits_no_longer_than_it_is_seen_to() -> None:
+    """Its first token is known from a sweep, or taken to be out when it was predicted to be."""
+    for swept in (True, False):
+        server = taught()
+        admission, now_s = server.admission, T0 + 60.0
+        new = replace(request(now_s), streamed=False)
+        ticket = admission.admit(new, admission.forecast(new, now_s), None, now_s)
+        assert ticket.promised is not None and admission._promising.waiting == 1
+        if swept:
+            ticket.place.started(now_s + 0.1)
+        later = request(now_s + 30.0)
+        admission.admit(later, admission.forecast(later, now_s + 30.0), None, now_s + 30.0)
+        assert admission._promising.waiting == 1, "the later one alone"
+        ticket.ended(Latency(0.1, 0.0, 40.0), 1, now_s + 40.0)
+
+
+def test_promises_to_several_classes_see_each_other() -> None:
+    names = ("a", "b", "c", "d")
+    admission = Admission(names, lambda place: True)
+    table = ClassTable({name: SLOClass(name, i) for i, name in enumerate(names)}, "a")
+
+    def offered(name: str, now_s: float, ttft_s: float, promise: PromiseWish | None) -> Ticket:
+        new = ArrivingRequest(SLO(table[name], Targets(ttft_s=ttft_s), promise), now_s, 100)
+        return admission.admit(new, admission.forecast(new, now_s), None, now_s)
+
+    now_s = T0
+    for i in range(300):  # bursts of up to nine, each of one class, that were served one after another
+        now_s += 10.0
+        tickets = [offered(names[i % 4], now_s, 1.0, None) for _ in range(1 + i % 9)]
+        for k, ticket in enumerate(tickets):
+            first_s = 0.1 * (k + 1)
+            ticket.started(now_s + first_s)
+            ticket.ended(Latency(first_s, 0.0, first_s), 1, now_s + first_s)
+    given = [offered(name, now_s + 10.0, 1.0, FALLS_BACK).promised for name in names * 9]
+    assert 1 <= sum(one is not None for one in given) <= 10  # no more can start within a second
+
+
+def test_a_complete_response_that_is_read_slowly_is_no_miss() -> None:
+    admission = Admission(("chat",), lambda place: True)
+    for _ in range(30):
+        slo = SLO(CLASSES["chat"], Targets(e2e_s=10.0))
+        new = ArrivingRequest(slo, T0, 100)
+        ticket = admission.admit(new, admission.forecast(new, T0), None, T0)
+        ticket.started(T0 + 0.1)
+        ticket.holds()
+        admission._promising.foresee(new, ticket.forecast, T0 + 12.0)
+        ticket.ended(Latency(0.1, 0.1, 5.0), 50, T0 + 12.0)
+    assert not admission._promising._classes["chat"].every._missed
+
+
+def test_the_promise_of_a_class_may_be_asked_for_with_a_fallback() -> None:
+    server = taught()
+    server.admission.set_rules(None, None, promises="classes")
+    of_class = replace(CLASSES["chat"], promise=WISH)
+    for wish, given in ((FALLS_BACK, True), (PromiseWish(0.9), True), (None, False)):
+        asked = replace(request(T0 + 60.0), slo=SLO(of_class, Targets(ttft_s=2.0), wish))
+        assert (server.offer(asked).promised is not None) == given
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_few_promises_are_broken_at_one_and_a_half_times_the_load(seed: int) -> None:

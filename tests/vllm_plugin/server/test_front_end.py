@@ -29,7 +29,7 @@ from sloserve.wire.context import HTTPContext
 from sloserve.wire.keys import KeyTenant
 from sloserve.wire.rate_limits import RateQuota, TenantRates
 from sloserve.wire.resolve import classify_by
-from sloserve.wire.xargs import LENGTH_KEY, PROMISED_KEY, TENANT_KEY, first_from_s, predicted_length
+from sloserve.wire.xargs import LENGTH_KEY, PROMISED_KEY, TENANT_KEY, predicted_length, promised_first_s
 from tests import bounded
 from tests.http3.serving import ask, connected, listening, read, whole
 from tests.vllm_plugin.server.fake_engine import T0, Malformed, Metrics, Refused, Server
@@ -184,17 +184,17 @@ def test_a_promise_reaches_the_engine_and_the_books(metrics: Metrics) -> None:
     for _ in range(20):
         learning = server.http(*asks, ("x-slo-promise-fallback", "1"))
         server.serve(learning)
-    assert first_from_s(server.sent) is None or learning.promised != ["unknown"]
+    assert promised_first_s(server.sent) is None or learning.promised != ["unknown"]
     given = server.http(*asks)
     server.serve(given)
     (promised,) = given.promised
-    assert isinstance(promised, Promised) and promised.level == 0.9 and first_from_s(server.sent) is not None
-    first_s = first_from_s(server.sent)
+    assert isinstance(promised, Promised) and promised.level == 0.9 and promised_first_s(server.sent) is not None
+    first_s = promised_first_s(server.sent)
     assert first_s is not None and 0.0 < first_s - T0 - given.arrival_s < 2.0
     assert metrics.served[-1].promised == promised and metrics.served[-1].promise == "kept"
     none = server.http(asks[0])
     server.serve(none)
-    assert none.promised == [] and first_from_s(server.sent) is None and metrics.served[-1].promise is None
+    assert none.promised == [] and promised_first_s(server.sent) is None and metrics.served[-1].promise is None
 
 
 def test_a_client_cannot_state_that_it_was_promised(metrics: Metrics) -> None:
