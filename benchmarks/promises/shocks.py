@@ -132,6 +132,7 @@ class _RecordingTicket:
     ticket: Ticket
     request: str
     events: list[tuple[float, int, str]]
+    promised: None = None
 
     def started(self, now_s: float) -> None:
         self.events.append((now_s, STARTS, self.request))

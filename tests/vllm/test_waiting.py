@@ -57,8 +57,9 @@ def taken_seat(http: httpx.Client) -> Iterator[None]:
         asked: dict[str, Any] = {"json": {**long, "max_tokens": 100}, "headers": {"x-request-id": "second"}}
         second = threading.Thread(target=lambda: http.post("/v1/completions", **asked))
         second.start()
-        while progress(http, "second").status_code == 404:
-            pass
+        with bounded.within("the second request"):
+            while progress(http, "second").status_code == 404:
+                pass
         yield
     with bounded.within("the end of the request that waited second"):
         second.join()

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from sloserve.core.errors import ConfigError
+from sloserve.core.errors import ConfigError, EngineError
 from sloserve.core.installed_code import digest_of_code
 from sloserve.core.process_death import PARENT
 from sloserve.fleet.agent.engine_spec import EngineProcess, EngineSpec, Launcher
@@ -48,7 +48,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 MODULE: Final = "sloserve.fleet.launcher.parent"
-_CONNECTED_S: Final = 10.0
+_CONNECTED_S: Final = 60.0
+"""Longest time for the process to say what it keeps, in seconds: it is ended with its engines after that."""
 _START_S: Final = 60.0
 """Longest start of the process, in seconds."""
 _ANSWER_S: Final = 120.0
@@ -135,7 +136,7 @@ class KeptProcesses:
             folder = await self._started()
             found = await self._connected(folder)
             if found is None:
-                raise ConfigError(f"the parent process of engines does not respond; its log is {self._log}")
+                raise EngineError(f"the parent process of engines does not respond; its log is {self._log}")
         kept, reader = found
         for pid, is_forked, job in [
             *((one.pid, one.is_forked, b"") for one in kept.engines),
@@ -255,7 +256,10 @@ class KeptProcesses:
             return None
 
     async def _started(self) -> Path:
-        """Start the parent process, and return its folder. Raises: ConfigError."""
+        """Start the parent process, and return its folder.
+
+        Raises: ConfigError; EngineError if it takes too long, so that the agent is started again.
+        """
         why = ""
         try:
             with self._log.open("ab") as log:
@@ -278,7 +282,7 @@ class KeptProcesses:
             if folder:
                 return Path(folder)
         except TimeoutError:
-            why = f" within {_START_S:g} s"
+            raise EngineError(f"the parent process has not started within {_START_S:g} s; log {self._log}") from None
         except OSError as error:
             why = f": {error}"
         raise ConfigError(f"the parent process of engines does not start{why}; its log is {self._log}")

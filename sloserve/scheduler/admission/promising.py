@@ -40,7 +40,7 @@ from enum import Enum, auto
 from typing import Final
 
 from sloserve.core.errors import PromiseRefused
-from sloserve.core.finished import Latency, targets_met
+from sloserve.core.finished import Latency
 from sloserve.core.predicted import LEVELS
 from sloserve.core.promises import Promised
 from sloserve.core.slo import Targets
@@ -316,7 +316,7 @@ class Promising:
         if one.is_judged:
             return
         one.is_judged = True
-        missed = latency is None or not all(targets_met(one.targets, latency).values())
+        missed = latency is None or use_of(one.targets, latency) > 1.0 + _ROUNDING
         for risk, predicted in ((of_class.every, one.of_class), (of_class.promised, one.of_promised)):
             if predicted is not None:
                 risk.add(predicted, missed=missed)
