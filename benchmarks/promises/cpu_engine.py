@@ -1,4 +1,4 @@
-"""Measures predictions and promises on vLLM's engine itself: builtin:tiny on this machine's CPU, under overload.
+"""Measures predictions and promises on vLLM's engine itself: builtin:tiny on this machine's CPU.
 
 Clients send streams to `sloserve serve builtin:tiny` with few seats, in a Poisson process at a multiple of what the
 server completes of the same requests when they come all at once. Half of them state targets and ask for a promise of
@@ -6,12 +6,13 @@ server completes of the same requests when they come all at once. Half of them s
 the predictions and the promise in the headers of its response.
 
 Prints, and writes to results/promises_cpu.json: coverage of each predicted quantile, promises given and broken, and the
-share in time of the requests with targets, with promises and without them, one policy a run.
+share in time of the requests with targets, with promises and without them.
 
-Usage: python -m benchmarks.promises.cpu_engine [--policies auto,edf] [--load 1.5] [--requests 1200] [--seats 8]
+Usage: python -m benchmarks.promises.cpu_engine [--policies auto] [--loads 0.9,1.5] [--requests 3000] [--seats 8]
 """
 
 import asyncio
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -106,11 +107,11 @@ def measure(policy: str, load: float, requests: int, seats: int, seed: int, *, p
 
 
 def main() -> None:
-    given = parser_for(__doc__, policies="auto,edf", load=1.5, requests=1200, seats=8, seed=0).parse_args()
+    given = parser_for(__doc__, policies="auto", loads="0.9,1.5", requests=3000, seats=8, seed=0).parse_args()
     rows = []
-    for policy in given.policies.split(","):
+    for policy, load in itertools.product(given.policies.split(","), map(float, given.loads.split(","))):
         for promises in (False, True):
-            rows.append(measure(policy, given.load, given.requests, given.seats, given.seed, promises=promises))
+            rows.append(measure(policy, load, given.requests, given.seats, given.seed, promises=promises))
             print(json.dumps(rows[-1]), flush=True)
     write_result(RESULTS / "promises_cpu.json", {"level": LEVEL, "runs": rows})
 
