@@ -22,7 +22,6 @@ SHOWN = (
     ("econo-sharegpt", "normalized_latency.png"),
     ("econo-sharegpt", "completion_split.png"),
     ("sa-azure-conv", "attainment.png"),
-    ("admission-azure-conv-10s", "attainment.png"),
 )
 FLEET_SECTION = "throughput"
 KEYS_SINCE = ("completion_split", "step_token_utilization_mean")
