@@ -112,6 +112,25 @@ def kept() -> pd.DataFrame:
     return _table(lines, "load, policy, who asks")
 
 
+def on_cpu() -> pd.DataFrame:
+    """Return the coverage and the promises that clients of vLLM's engine on a CPU measured."""
+    lines = {}
+    for row in saved("promises_cpu")["runs"]:
+        asks = "promises" if row["promises"] else "no promises"
+        cover = row["coverage"]
+        lines[f"{row['load']:g}, {row['policy']}, {asks}"] = {
+            FIGURES[figure] + " within p50, p90, p99": ", ".join(
+                f"{100 * cover[f'{figure} p{100 * level:g}']:.1f} %" for level in LEVELS
+            )
+            for figure in ("ttft", "e2e")
+        } | {
+            "given": f"{row['given']} of {row['asked']}" if row["promises"] else "",
+            "broken": str(row["broken"]) if row["promises"] else "",
+            "in time": f"{100 * row['in_time']:.1f} %",
+        }
+    return _table(lines, "load, policy, promises")
+
+
 def _share(runs: list[dict[str, Any]], name: str, what: str) -> float:
     return sum(row[name][what] for row in runs) / max(sum(row[name]["requests"] for row in runs), 1)
 

@@ -649,6 +649,12 @@ def promises_kept() -> pd.DataFrame:
     return promises.kept()
 
 
+@table("promises.cpu")
+def promises_cpu() -> pd.DataFrame:
+    """Return what clients measured on vLLM's engine on a CPU."""
+    return promises.on_cpu()
+
+
 @table("promises.leaving")
 def promises_leaving() -> pd.DataFrame:
     """Coverage where a fifth of the clients leave."""

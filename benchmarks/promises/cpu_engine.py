@@ -5,8 +5,8 @@ server completes of the same requests when they come all at once. Half of them s
 0.9, with the fallback; the others state none. Each client measures its own first and last token, and compares them with
 the predictions and the promise in the headers of its response.
 
-Prints, and writes to results/promises_cpu.json.gz: coverage of each predicted quantile, promises given and broken, and the
-share in time of the requests with targets, with promises and without them.
+Prints, and writes to results/promises_cpu.json.gz: coverage of each predicted quantile, promises given and broken, and
+the share in time of the requests with targets, with promises and without them.
 
 Usage: python -m benchmarks.promises.cpu_engine [--policies auto] [--loads 0.9,1.5] [--requests 3000] [--seats 8]
 """
