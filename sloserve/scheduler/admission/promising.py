@@ -203,6 +203,7 @@ class Promising:
         use = _use(new.slo.targets, forecast, wait_s)
         if use is None or one.of_class is None or forecast.ttft is None:
             raise _refused(new, "unknown", "too few requests of its class have ended to tell")
+        use = max(use, _LEAST_USE)
         most = RESERVE * (1.0 - level) + _ROUNDING
         # Behind the queue of its class alone it would not see what was promised to other classes.
         behind_all = max(one.of_class, use)
@@ -227,10 +228,10 @@ class Promising:
         one.of_promised, one.prediction, one.service_s = use, prediction, service_s
         times_s = [limit_s for limit_s in (one.targets.ttft_s, one.targets.e2e_s) if limit_s is not None]
         # The use may become as large as one of small risk, or as one with a quantile of 1.
-        safe = max(min(of_class.promised.safe_use(most), 1.0), use / max(quantile, _LEAST_USE))
+        safe = max(min(of_class.promised.safe_use(most), 1.0), use / quantile)
         first_after_s = PATIENCE * min(times_s, default=0.0) * max(1.0 - max(quantile, use), 0.0)
         one.slack_s = max(min(times_s, default=0.0) * (safe - use) - first_after_s, 0.0)
-        one.begins_s = new.arrival_s + first_after_s + (wait_s or 0.0) + service_s
+        one.begins_s = new.arrival_s + first_after_s + wait_s + service_s
         one.promised = Promised(level, service_s * others_waiting, first_after_s)
         self._waiting[one] = None
 
@@ -326,7 +327,7 @@ class Promising:
             self._rate.pass_time(now_s - self._seen_s)
         self._seen_s = now_s
         while self._deadlines and self._deadlines[0][0] < now_s:
-            at_s, _, one, what = heapq.heappop(self._deadlines)
+            _, _, one, what = heapq.heappop(self._deadlines)
             if what is _Due.BEGINNING:  # nothing shows when it begins, so that the prediction stands for it
                 if one in self._waiting:
                     self._rate.start()
