@@ -55,7 +55,7 @@ class PredictionWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedPredictions:
     """What came of the latest predictions of one figure.
 
     Args:
@@ -87,7 +87,7 @@ class Judged:
         )
 
 
-def judged(windows: Iterable[Stamps]) -> Judged | None:
+def judged(windows: Iterable[Stamps]) -> JudgedPredictions | None:
     """Return what came of the latest predictions; ``None`` without any.
 
     Args:
@@ -98,7 +98,7 @@ def judged(windows: Iterable[Stamps]) -> Judged | None:
         return None
     kept = [found >> np.uint64(_KEPT + i) & np.uint64(1) for i in range(len(LEVELS))]
     steps = [found >> np.uint64(_WIDTH + i * _WIDTH_BITS) & np.uint64(_STEPS) for i in range(len(WIDTHS))]
-    return Judged(
+    return JudgedPredictions(
         found.size,
         tuple(np.count_nonzero(each) / found.size for each in kept),
         tuple(math.exp(float(each.mean()) * _STEP) for each in steps),

@@ -6,7 +6,7 @@ from typing import Final
 LEAST_LEVEL, MOST_LEVEL = 0.5, 0.99
 """Least and most probability that can be promised: more than 0.99 takes too many requests to learn."""
 PROMISES_KEPT: Final = ("kept", "broken", "withdrawn")
-"""What can come of a promise that was given; it is withdrawn if the client leaves before the end."""
+"""Outcomes of a promise that was given; it is withdrawn if the client leaves before a target is missed."""
 WHY_REFUSED: Final = ("late", "others", "unknown", "policy", "off")
 """Why a promise is refused: the targets cannot be kept, or only at the expense of earlier promises; too little is known
 of the class; the policy serves no request first; promises of this request are turned off."""

@@ -18,7 +18,7 @@ from sloserve.core.slo import SLO
 from sloserve.wire.body import LENGTH_HINT, BodyFields, read_body
 from sloserve.wire.headers import DEFAULT_RULES, REPORT, TTL, UPDATES, Field, HeaderFields, HeaderRules, read_headers
 from sloserve.wire.keys import KeyTenant
-from sloserve.wire.progress import Progress, slowest
+from sloserve.wire.progress import RequestProgress, slowest
 from sloserve.wire.rate_limits import RequestUse
 from sloserve.wire.resolve import XARGS, Resolved
 
@@ -47,7 +47,7 @@ class RequestHandle(Protocol):
     def is_waiting(self) -> bool:
         """Return whether the request has no token yet."""
 
-    def progress(self) -> Progress:
+    def progress(self) -> RequestProgress:
         """Return how far the request has come."""
 
     def expire(self) -> int:
@@ -139,7 +139,7 @@ class HTTPContext:
         """Whether none of its requests has got a token yet."""
         return all(request.is_waiting() for request in self.requests)
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> RequestProgress | None:
         """Return how far its requests have come, as a client sees it that waits for all; ``None`` before admission."""
         return slowest(request.progress() for request in self.requests)
 

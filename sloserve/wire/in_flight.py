@@ -10,14 +10,14 @@ from http import HTTPStatus
 from typing import Final
 
 from sloserve.wire.asgi import Scope, Send, answer_json, refuse, route_path
-from sloserve.wire.progress import Progress, as_json
+from sloserve.wire.progress import RequestProgress, as_json
 
 REQUESTS: Final = "/sloserve/requests/"
 """Prefix of the route; the id of the request follows."""
 
 _NOT_STORED: Final = ("cache-control", "no-store")
 
-LookUp = Callable[[], Progress | None]
+LookUp = Callable[[], RequestProgress | None]
 """Returns how far a request has come; ``None`` before its admission."""
 
 
@@ -41,7 +41,7 @@ class RequestsInFlight:
             if self._known.get(key) is look_up:
                 del self._known[key]
 
-    def find(self, tenant: str | None, request_id: str) -> Progress | None:
+    def find(self, tenant: str | None, request_id: str) -> RequestProgress | None:
         """Return how far a tenant's request has come; ``None`` if there is no such request."""
         look_up = self._known.get((tenant, request_id))
         return None if look_up is None else look_up()

@@ -17,7 +17,7 @@ COMMENT: Final = "slo-queue"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RequestProgress:
     """How far one request has come.
 
     Args:
@@ -40,7 +40,7 @@ class Progress:
     promised: Promised | None = None
 
 
-def slowest(each: Iterable[Progress]) -> Progress | None:
+def slowest(each: Iterable[RequestProgress]) -> RequestProgress | None:
     """Return the progress of a client that waits for all of these requests: the last place and the longest times.
 
     The client waits while none of the requests has a token. The result is ``None`` if there are no requests.
@@ -50,7 +50,7 @@ def slowest(each: Iterable[Progress]) -> Progress | None:
         return known[0] if known else None
     last = max(known, key=lambda one: one.position or 0)
     predictions = [one.predicted for one in known if one.predicted is not None]
-    return Progress(
+    return RequestProgress(
         slo_class=last.slo_class,
         is_waiting=all(one.is_waiting for one in known),
         waited_s=max((one.waited_s for one in known if one.waited_s is not None), default=None),
@@ -61,7 +61,7 @@ def slowest(each: Iterable[Progress]) -> Progress | None:
     )
 
 
-def comment(progress: Progress) -> bytes:
+def comment(progress: RequestProgress) -> bytes:
     """Return a comment of an event stream that states the place and the rest of the wait, with the blank line after."""
     words = [f"position={progress.position}"] if progress.position is not None else []
     if progress.remaining is not None:
@@ -69,7 +69,7 @@ def comment(progress: Progress) -> bytes:
     return f": {' '.join((COMMENT, *words))}\n\n".encode()
 
 
-def as_json(request_id: str, progress: Progress) -> dict[str, Any]:
+def as_json(request_id: str, progress: RequestProgress) -> dict[str, Any]:
     """Return the progress as the body of a response; what is not known is ``None``."""
     predicted, promised = progress.predicted, progress.promised
     return {

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from sloserve.wire.asgi import Message, Send
 from sloserve.wire.event_stream import EVENT_STREAM
-from sloserve.wire.progress import Progress, comment
+from sloserve.wire.progress import RequestProgress, comment
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class WaitingComments:
     """
 
     def __init__(
-        self, send: Send, progress: Callable[[], Progress | None], every_s: float, head: Message | None = None
+        self, send: Send, progress: Callable[[], RequestProgress | None], every_s: float, head: Message | None = None
     ) -> None:
         """Build the comments of one response.
 
@@ -94,7 +94,7 @@ class WaitingComments:
         except Exception:
             logger.exception("comments of a waiting request ended; the response goes on without them")
 
-    async def _send_comment(self, progress: Progress) -> None:
+    async def _send_comment(self, progress: RequestProgress) -> None:
         self._is_sending = True
         try:
             if self._head is not None:

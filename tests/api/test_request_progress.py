@@ -21,14 +21,14 @@ from sloserve.core.predicted import Quantiles
 from sloserve.scheduler.settings import ADMIN_KEY, plugin_settings
 from sloserve.wire import context
 from sloserve.wire.keys import hash_of
-from sloserve.wire.progress import Progress
+from sloserve.wire.progress import RequestProgress
 from sloserve.wire.resolve import classify_by
 from tests import bounded
 from tests.client.virtual_time import run
 from tests.http3.serving import ask, connected, listening, read
 
-WAITS = Progress("interactive", True, 0.5, position=3, remaining=Quantiles(1.2, 3.4, 5.6))
-RUNS = Progress("interactive", False, 2.0)
+WAITS = RequestProgress("interactive", True, 0.5, position=3, remaining=Quantiles(1.2, 3.4, 5.6))
+RUNS = RequestProgress("interactive", False, 2.0)
 LINE = ": slo-queue position=3 p50_ms=1200 p90_ms=3400\n\n"
 TOKENS = 'data: {"choices":[{"text":"a"}]}\n\ndata: [DONE]\n\n'
 ASKS: list[dict[str, Any]] = [{"headers": {"x-slo-updates": "1"}}, {"json": {"slo": {"updates": True}}}]
@@ -45,7 +45,7 @@ class Call:
     def is_waiting(self) -> bool:
         return self.now.is_waiting
 
-    def progress(self) -> Progress:
+    def progress(self) -> RequestProgress:
         return self.now
 
     def expire(self) -> int:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sloserve.core.judged_window import MAX_PREDICTIONS, WIDTHS, Judged, PredictionWindow, judged
+from sloserve.core.judged_window import MAX_PREDICTIONS, WIDTHS, JudgedPredictions, PredictionWindow, judged
 from sloserve.core.predicted import LEVELS, Quantiles
 from sloserve.core.stamps import Stamps
 
@@ -61,9 +61,12 @@ def test_the_latest_of_all_processes_are_judged() -> None:
 
 
 def test_bands_are_wider_where_few_predictions_were_judged() -> None:
-    many, few = Judged(2000, (0.52, 0.9, 0.984), (1.0, 1.0)), Judged(100, (0.52, 0.9, 0.984), (1.0, 1.0))
+    many, few = (
+        JudgedPredictions(2000, (0.52, 0.9, 0.984), (1.0, 1.0)),
+        JudgedPredictions(100, (0.52, 0.9, 0.984), (1.0, 1.0)),
+    )
     assert many.bands == pytest.approx((0.0335, 0.0201, 0.007), abs=1e-4)
     assert few.bands == pytest.approx((0.15, 0.09, 0.02985), abs=1e-4)
     assert many.calibrated == (True, True, True) and few.calibrated == (True, True, True)
-    assert Judged(2000, (0.46, 0.87, 0.982), (1.0, 1.0)).calibrated == (False, False, False)
-    assert Judged(100, (0.46, 0.87, 0.98), (1.0, 1.0)).calibrated == (True, True, True)
+    assert JudgedPredictions(2000, (0.46, 0.87, 0.982), (1.0, 1.0)).calibrated == (False, False, False)
+    assert JudgedPredictions(100, (0.46, 0.87, 0.98), (1.0, 1.0)).calibrated == (True, True, True)

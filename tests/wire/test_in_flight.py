@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from sloserve.wire.in_flight import REQUESTS, RequestsInFlight, answer_progress
-from sloserve.wire.progress import Progress
+from sloserve.wire.progress import RequestProgress
 from tests import bounded
 
-WAITS = Progress("batch", True, 0.25, position=4)
+WAITS = RequestProgress("batch", True, 0.25, position=4)
 
 
 def ask(known: RequestsInFlight, request_id: str, tenant: str | None = None, method: str = "GET") -> tuple[int, Any]:

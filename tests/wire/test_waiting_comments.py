@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.predicted import Quantiles
-from sloserve.wire.progress import Progress
+from sloserve.wire.progress import RequestProgress
 from sloserve.wire.waiting_comments import WaitingComments, may_have_comments
 from tests.client.virtual_time import run
 
@@ -21,7 +21,9 @@ class Client:
     """Notes what it is sent, and when."""
 
     def __init__(self) -> None:
-        self.progress: Progress | None = Progress("batch", True, 0.0, position=2, remaining=Quantiles(1.0, 2.0, 3.0))
+        self.progress: RequestProgress | None = RequestProgress(
+            "batch", True, 0.0, position=2, remaining=Quantiles(1.0, 2.0, 3.0)
+        )
         self.sent: list[tuple[float, Any]] = []
         self.may_send = asyncio.Event()
         self.may_send.set()
@@ -54,7 +56,7 @@ def test_comments_come_at_their_rate_after_the_head_and_end_with_the_first_token
         assert client.sent == [], "none before the head"
         await comments.send(dict(START))
         await asyncio.sleep(2.5)
-        client.progress = Progress("batch", False, 7.5)  # the token is out, and on its way here
+        client.progress = RequestProgress("batch", False, 7.5)  # the token is out, and on its way here
         await asyncio.sleep(2)
         await comments.send(part(b"data: 1\n\n"))
         await asyncio.sleep(9)
@@ -93,7 +95,7 @@ def test_the_first_token_waits_for_a_comment_that_a_slow_client_reads_and_no_sec
         await comments.send(dict(START))
         client.may_send.clear()
         await asyncio.sleep(100)
-        client.progress = Progress("batch", False, 100.0)
+        client.progress = RequestProgress("batch", False, 100.0)
         token = asyncio.create_task(comments.send(part(b"data: 1\n\n")))  # type: ignore[arg-type]
         await asyncio.sleep(1)
         client.may_send.set()

@@ -54,7 +54,7 @@ from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.headers import PROMISED, REQUEST_ID, TTL, predictions, promise_header
 from sloserve.wire.opening import OpenedRequest
-from sloserve.wire.progress import Progress, place_at_admission, place_header
+from sloserve.wire.progress import RequestProgress, place_at_admission, place_header
 from sloserve.wire.rate_limits import RequestUse
 
 
@@ -124,14 +124,14 @@ class RequestAccounting:
         if self._started is None:
             self._started = self._parts.tasks.begins(task, request)
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> RequestProgress | None:
         """Return how far the request has come; ``None`` before its admission."""
         ticket, admission, request, first_s = self._ticket, self._admission, self._request, self._answer.first_s
         if ticket is None or admission is None:
             return None
         now_s = self._parts.clock.monotonic_s()
         still = admission.still_waiting(ticket, now_s) if first_s is None else None
-        return Progress(
+        return RequestProgress(
             slo_class=request.slo_class,
             is_waiting=first_s is None,
             waited_s=(now_s if first_s is None else first_s) - request.arrival_s,

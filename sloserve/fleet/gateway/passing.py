@@ -16,7 +16,7 @@ from sloserve.wire import errors
 from sloserve.wire.asgi import Send
 from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.event_stream import EVENT_STREAM
-from sloserve.wire.progress import Progress
+from sloserve.wire.progress import RequestProgress
 from sloserve.wire.waiting_comments import WaitingComments
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class PassedResponse:
         return self.first_s is not None
 
     def comment(
-        self, progress: Callable[[], Progress | None], every_s: float, headers: Iterable[tuple[bytes, bytes]]
+        self, progress: Callable[[], RequestProgress | None], every_s: float, headers: Iterable[tuple[bytes, bytes]]
     ) -> None:
         """Send comments until the first byte; the first of them begins the response, as a stream with status 200.
 

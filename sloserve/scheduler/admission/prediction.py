@@ -91,7 +91,7 @@ class Figure:
 
 
 @dataclass(slots=True)
-class Arrived:
+class RequestInFlight:
     """State of the server when a request arrived.
 
     Args:
@@ -121,7 +121,7 @@ class Forecast:
     e2e: Figure | None
     ahead: int
     alone: bool
-    arrived: Arrived
+    arrived: RequestInFlight
     tpot: Figure | None = None
 
     def figures(self) -> Iterator[Figure]:
@@ -173,7 +173,7 @@ class Predictor:
         self._run_out(now_s)
         of_class = self._classes[new.slo.slo_class.name]
         service_s = self._line.at(new.prompt_tokens)
-        arrived = Arrived(new.arrival_s, new.streamed, self._in_flight)
+        arrived = RequestInFlight(new.arrival_s, new.streamed, self._in_flight)
         if service_s is None:
             return Forecast(None, None, ahead, alone, arrived)
         passed_s = max(now_s - new.arrival_s, 0.0)
@@ -241,7 +241,7 @@ class Predictor:
             forecast.e2e.prediction.over = False  # it was held while it might have gone on
             forecast.e2e.observe(latency.e2e_s)
 
-    def _leaves(self, arrived: Arrived) -> None:
+    def _leaves(self, arrived: RequestInFlight) -> None:
         if arrived.in_flight:
             arrived.in_flight = False
             self._in_flight -= 1

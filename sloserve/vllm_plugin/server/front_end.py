@@ -46,7 +46,7 @@ from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, 
 from sloserve.vllm_plugin.server.tracing import Tracing
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.progress import Progress, place_at_admission
+from sloserve.wire.progress import RequestProgress, place_at_admission
 from sloserve.wire.xargs import of_further_call, stated_output_tokens, stating_keys, with_internal, with_promise
 
 
@@ -423,12 +423,12 @@ class FrontEnd:
         ticket = observed.ticket
         return not observed.begun and ticket is not None and self._still_waiting(ticket.place)
 
-    def progress(self, observed: Observed) -> Progress:
+    def progress(self, observed: Observed) -> RequestProgress:
         """Return how far a request that was admitted has come, as far as this process can know."""
         ticket = None if observed.begun else observed.ticket
         still = None if ticket is None else self._admission.still_waiting(ticket, self._clock.monotonic_s())
         begun_s = observed.first_seen_s if observed.ttft_s is None else observed.ttft_s
-        return Progress(
+        return RequestProgress(
             slo_class=observed.slo.slo_class.name,
             is_waiting=still is not None,
             waited_s=begun_s if still is None else observed.age_s(),

@@ -20,7 +20,7 @@ from sloserve.core.served import ServedRequest
 from sloserve.scheduler.admission.admission import Together
 from sloserve.vllm_plugin.server.observe import Observed
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.progress import Progress
+from sloserve.wire.progress import RequestProgress
 
 _latest: ContextVar["tuple[weakref.ref[HTTPContext], weakref.ref[Observed]] | None"] = ContextVar(
     "sloserve_latest_request", default=None
@@ -67,7 +67,7 @@ class Keeper(Protocol):
     def is_waiting(self, observed: Observed) -> bool:
         """Return whether a request has no token yet."""
 
-    def progress(self, observed: Observed) -> Progress:
+    def progress(self, observed: Observed) -> RequestProgress:
         """Return how far a request has come."""
 
     def expire(self, observed: Observed) -> int:
@@ -88,7 +88,7 @@ class AcceptedRequest:
     def is_waiting(self) -> bool:
         return self.keeper.is_waiting(self.observed)
 
-    def progress(self) -> Progress:
+    def progress(self) -> RequestProgress:
         return self.keeper.progress(self.observed)
 
     def expire(self) -> int:
