@@ -108,7 +108,8 @@ class RequestAccounting:
             tenant=request.tenant.name,
         )
         admission = self._parts.admission(model)
-        admission.serves_with(len(self._parts.instances.serving(model, now_s)))
+        if new.slo.promise is not None:  # of a thousand instances a look at each takes longer than admission does
+            admission.serves_with(len(self._parts.instances.serving(model, now_s)))
         try:
             ticket = admission.admit(new, admission.forecast(new, now_s), self._answer, now_s, together)
         except PromiseRefused as error:
