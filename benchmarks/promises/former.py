@@ -21,6 +21,7 @@ from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.remaining import KnownRequests
 from sloserve.estimator.step_time.running_fit import RunningLine, RunningMedian
 from sloserve.scheduler.admission.queue_view import Backlog, WaitingPlace
+from sloserve.scheduler.admission.urgency import Urgency
 
 WINDOW, RATE, MIN_SCORES = 128, 0.02, 8
 _MAX_LEVEL, _BEYOND, _MAX_STALE, _MAX_TOKENS = 1.2, 100.0, 64, 2**31
@@ -129,7 +130,7 @@ class FormerPredictor(Rival):
             _, _, calibration, made, level = heapq.heappop(self._due)
             calibration.ran_out(made, level)
         of_class, queue = self._classes[new.class_id], self._backlog.queue_of(self._names[new.class_id])
-        interval_s, ahead, alone = queue.interval_s(now_s), len(queue.waiting), self._backlog.is_empty
+        interval_s, ahead, alone = queue.interval_s(Urgency.TARGETS, now_s), len(queue.waiting), self._backlog.is_empty
         ticket = _Ticket(new, queue.enter(new.index, now_s), alone, None)
         self._tickets[new.index] = ticket
         service_s = self._line.at(new.prompt_tokens)

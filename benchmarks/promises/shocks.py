@@ -134,6 +134,10 @@ class _RecordingTicket:
     events: list[tuple[float, int, str]]
     promised: None = None
 
+    @property
+    def forecast(self) -> Forecast:
+        return self.ticket.forecast
+
     def started(self, now_s: float) -> None:
         self.events.append((now_s, STARTS, self.request))
         self.ticket.started(now_s)

@@ -94,10 +94,6 @@ class Prediction:
     chances: dict[float, float] = field(default_factory=dict)
     counted: dict[float, float] = field(default_factory=dict)
 
-    def factor(self, level: float) -> float | None:
-        """Return the factor by which the prediction is multiplied at ``level``."""
-        return None if self.quantiles is None else self.quantiles[level] / self.predicted
-
 
 class ConformalQuantiles:
     """The quantiles of one stream of predictions of positive amounts, such as the TTFT of one class.
@@ -116,6 +112,10 @@ class ConformalQuantiles:
         self._window = window
         self._spread, self._excess = _SortedWindow(window), _SortedWindow(window)
         self._centre = _Centre() if centred else None
+
+    def __len__(self) -> int:
+        """Return the number of scores that count."""
+        return len(self._spread.scores)
 
     def set_levels(self, levels: Sequence[float]) -> None:
         """Give the quantiles of ``levels`` to later predictions; a level that was known keeps what was learnt of it."""

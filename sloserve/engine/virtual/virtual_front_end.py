@@ -59,11 +59,12 @@ class VirtualFrontEnd:
                 tenant=item.tenant,
             )
             forecast = self._admission.forecast(new, now_s)
-            self._predicted[item.request_id] = forecast.predicted
             try:
                 ticket = self._admission.admit(new, forecast, item.request_id, now_s)
             except Rejected:
+                self._predicted[item.request_id] = forecast.predicted
                 return False
+            self._predicted[item.request_id] = ticket.forecast.predicted
             self._tickets[item.request_id] = ticket
             if ticket.promised is not None:
                 self._promised[item.request_id] = ticket.promised

@@ -46,6 +46,7 @@ from sloserve.core.tenants import TenantTable
 from sloserve.scheduler.admission.prediction import ArrivingRequest, Figure, Forecast, Predictor
 from sloserve.scheduler.admission.promising import OpenUse, Promising
 from sloserve.scheduler.admission.queue_view import Backlog, Elsewhere, Queue, WaitingPlace
+from sloserve.scheduler.admission.urgency import Urgency
 
 UNCALIBRATED = 0.5
 """Calibration before any prediction was judged: a request must miss a target twofold to count."""
@@ -131,9 +132,8 @@ class Admission:
         """
         name = new.slo.slo_class.name
         self._backlog.sweep(name, now_s)
-        queue = self._backlog.queue_of(name, new.tenant)
-        interval_s = queue.interval_s(now_s)
-        return self._predictor.forecast(new, len(queue.waiting), interval_s, now_s, alone=self._backlog.is_empty)
+        ahead = self._backlog.queue_of(name, new.tenant).ahead_of(Urgency.stated_by(new.slo), now_s)
+        return self._predictor.forecast(new, ahead, now_s, alone=self._backlog.is_empty)
 
     def serves_with(self, instances: int) -> None:
         """Note how many instances serve the requests now; without any, no promise can be given."""
@@ -151,7 +151,7 @@ class Admission:
 
         Args:
             new: What is known of the request.
-            forecast: The prediction of the request.
+            forecast: The prediction of the request; the ticket has another one if a promise is given.
             request: An object that ``still_waiting`` finds again in ``place.request``.
             now_s: The present time, in seconds.
             together: The requests that begin with it, of which the earlier ones have been admitted; ``None`` for a
@@ -164,12 +164,15 @@ class Admission:
             together.found_none_waiting = self._is_idle(new.slo.slo_class.name, queue, now_s)
         use = self._promising.foresee(new, forecast, now_s) if new.slo.targets else None
         if together.is_decided or together.is_let_in:
-            place = queue.enter(request, now_s)
+            place = queue.enter(request, now_s, forecast.urgency)
         else:
             place = self._checked_place(new, forecast, queue, request, now_s, together)
         why = None
         if use is not None and new.slo.promise is not None:
             why = self._promise(new, forecast, use, place, now_s)
+        if use is not None and use.promised is not None:
+            forecast = self._predictor.with_promise(new, forecast, use.wait_s, now_s)
+            place.becomes(Urgency.PROMISED, now_s)
         self._predictor.admitted(new, forecast)
         if use is not None:
             self._promising.watch(use, streamed=new.streamed)
@@ -221,7 +224,7 @@ class Admission:
                 if new.key is not None and queue.has_kept_places():
                     queue.came(new.key(), now_s)
                 raise
-        place = queue.enter(request, now_s)
+        place = queue.enter(request, now_s, forecast.urgency)
         cap = None if self._caps is None else self._caps[name]
         if cap is not None and not together.tickets:
             self._take_place(new, queue, place, cap, now_s)
@@ -325,7 +328,7 @@ class Admission:
         ):
             if target_s is None or figure is None or (name == "ttft" and target_s <= DUE_NOW_S):
                 continue
-            factor = figure.prediction.factor(min_chance) or UNCALIBRATED
+            factor = figure.factor(min_chance) or UNCALIBRATED
             if factor * figure.prediction.predicted <= target_s:
                 continue
             retry_after_s = None
@@ -342,8 +345,9 @@ class Admission:
         position = place.position(now_s)
         if position is None:
             return None
-        remaining = self._predictor.remaining_ttft(new, position, place.interval_s(now_s), now_s)
-        return StillWaiting(position, remaining)
+        interval_s = place.interval_s(now_s)
+        remaining = self._predictor.remaining_ttft(new, place.urgency, position.in_lane, interval_s, now_s)
+        return StillWaiting(position.in_queue, remaining)
 
 
 def _check_allowed(promises: str, slo: SLO) -> None:

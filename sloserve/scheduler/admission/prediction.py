@@ -1,13 +1,17 @@
 """TTFT and e2e latency of a request at its admission, from what the front end itself sees of earlier ones.
 
-TTFT = time already passed + requests of its class ahead * seconds from one start of the class to the next + service of
-its own prompt. The class's queue and its rate are Little's law, so they hold under any policy: a class that others
-overtake starts more slowly, which is observed, not assumed. The service is a line in prompt tokens through the TTFTs of
-requests that found no other waiting. e2e = TTFT + output tokens, as stated, as the length model predicts or as the
-class's outputs are long, within ``max_tokens`` * time per token of the class at
-the load of the moment. What these estimates leave out (the order
-within a class, what arrives later, the spread of lengths) is in the calibration of each class: quantiles of actual over
-predicted. No quantile of e2e lies below the same quantile of TTFT.
+TTFT = time already passed + requests of its kind ahead * seconds from one start of its kind to the next + service of
+its own prompt. Of one kind are the requests of a class that are equally urgent
+(:mod:`sloserve.scheduler.admission.urgency`). Its queue and its rate are Little's law, so they hold under any policy: a
+kind that others overtake starts more slowly, which is observed, not assumed. The service is a line in prompt tokens
+through the TTFTs of requests that found no other waiting. A request with a promise waits no longer than until it is
+served first and the promised requests ahead of it have begun. e2e = TTFT + output tokens, as stated, as the length
+model predicts or as the class's outputs are long, within ``max_tokens`` * time per token of the kind at the load of
+the moment.
+
+What these estimates leave out (the order within a kind, what arrives later, the spread of lengths) is in the
+calibration of each kind: quantiles of actual over predicted. As long as too few outcomes of a kind are known, the kind
+of its class with most outcomes stands in. No quantile of e2e lies below the same quantile of TTFT.
 
 All that is learnt of single requests is a median or a quantile, so that one outlier (the first request after a start, a
 stall of the machine, one output of great length) moves no forecast beyond what ordinary requests say.
@@ -20,8 +24,7 @@ of admitted requests.
 import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -35,10 +38,11 @@ from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.remaining import KnownRequests
 from sloserve.estimator.step_time.running_fit import RunningLine
 from sloserve.scheduler.admission.best_observed import Floors
-from sloserve.scheduler.admission.decode_pace import DecodePace
+from sloserve.scheduler.admission.outcomes import ClassOutcomes, LengthKnown
+from sloserve.scheduler.admission.queue_view import QueueAhead
+from sloserve.scheduler.admission.urgency import Urgency
 
 _MAX_TOKENS = 2**31
-MAX_STALE = 64
 _LEAST_S = 1e-3
 """Least remaining time in seconds that is predicted of a request that waits."""
 _DUE_PER_REQUEST, _DUE_AT_REST = 16, 4096
@@ -77,13 +81,21 @@ class Figure:
     """One predicted figure, in seconds from arrival.
 
     Args:
+        prediction: The prediction, by the outcomes of requests of its own kind.
         unqueued_s: Part of the figure that remains if no request waits ahead, in seconds.
         calibration: The stream of predictions that it belongs to.
+        quantiles: The quantiles that hold, of another kind while its own has too few outcomes; ``None`` if no kind has
+            enough.
     """
 
     prediction: Prediction
     unqueued_s: float
     calibration: ConformalQuantiles
+    quantiles: Mapping[float, float] | None
+
+    def factor(self, level: float) -> float | None:
+        """Return the factor by which the prediction is multiplied at ``level``; ``None`` if it is unknown."""
+        return None if self.quantiles is None else self.quantiles[level] / self.prediction.predicted
 
     def observe(self, actual_s: float) -> None:
         """Record the actual value."""
@@ -112,6 +124,7 @@ class Forecast:
     """The prediction of one request.
 
     Args:
+        urgency: How urgently it is served.
         ahead: Number of requests of its class that waited.
         alone: Whether no request waited, in any class.
         arrived: When the request arrived, how many were in flight then, and whether it is one of them.
@@ -119,6 +132,7 @@ class Forecast:
 
     ttft: Figure | None
     e2e: Figure | None
+    urgency: Urgency
     ahead: int
     alone: bool
     arrived: RequestInFlight
@@ -156,36 +170,64 @@ class Predictor:
         self._lengths = (
             EmpiricalLength()
         )  # for requests that no length model predicts; it takes account of outputs cut short
-        self._classes = {name: _OfClass(i, wanted) for i, name in enumerate(class_names)}
+        self._classes = {name: ClassOutcomes(i, wanted) for i, name in enumerate(class_names)}
 
     def set_levels(self, levels: Iterable[float]) -> None:
         """Give the quantiles of ``levels`` beside the usual ones to later requests."""
         for of_class in self._classes.values():
             of_class.set_levels(tuple(sorted({*LEVELS, *levels})))
 
-    def forecast(
-        self, new: ArrivingRequest, ahead: int, interval_s: float | None, now_s: float, *, alone: bool
-    ) -> Forecast:
-        """Return the prediction of a request behind ``ahead`` others of its class, which start ``interval_s`` apart.
+    def forecast(self, new: ArrivingRequest, queue: QueueAhead, now_s: float, *, alone: bool) -> Forecast:
+        """Return the prediction of a request without a promise.
+
+        Args:
+            new: The request.
+            queue: What waits ahead of it.
+            now_s: The present time, in seconds.
+            alone: Whether no request waits, in any class.
 
         Raises: KeyError for an unknown class.
         """
         self._run_out(now_s)
-        of_class = self._classes[new.slo.slo_class.name]
-        service_s = self._line.at(new.prompt_tokens)
+        self._classes[new.slo.slo_class.name]  # an unknown class is an error at once
+        urgency = Urgency.stated_by(new.slo)
         arrived = RequestInFlight(new.arrival_s, new.streamed, self._in_flight)
+        made = Forecast(None, None, urgency, queue.ahead, alone, arrived)
+        service_s = self._line.at(new.prompt_tokens)
         if service_s is None:
-            return Forecast(None, None, ahead, alone, arrived)
-        passed_s = max(now_s - new.arrival_s, 0.0)
-        wait_s = ahead * (service_s if interval_s is None else interval_s)
-        ttft = _figure(of_class.ttft, passed_s + service_s, wait_s)
-        tpot_s = of_class.pace.tpot_s(arrived.others)
-        e2e = tpot = None
-        if tpot_s is not None:
-            decode_s = (self._output_tokens(of_class, new) - 1.0) * tpot_s
-            e2e = _figure(of_class.e2e_of(new), passed_s + service_s + decode_s, wait_s, ttft.prediction.quantiles)
-            tpot = _figure(of_class.tpot, tpot_s, 0.0)
-        return Forecast(ttft, e2e, ahead, alone, arrived, tpot)
+            return made
+        return self._figures(new, made, queue.wait_s(service_s), service_s, now_s)
+
+    def with_promise(self, new: ArrivingRequest, forecast: Forecast, wait_s: float, now_s: float) -> Forecast:
+        """Return the prediction of a request that is promised its targets.
+
+        Args:
+            new: The request.
+            forecast: The prediction of the request without the promise.
+            wait_s: Seconds from its arrival within which the promised requests ahead of it will have begun.
+            now_s: The present time, in seconds.
+        """
+        service_s = self._line.at(new.prompt_tokens)
+        if forecast.ttft is None or service_s is None:
+            return forecast
+        without_s = forecast.ttft.prediction.predicted - forecast.ttft.unqueued_s
+        made = replace(forecast, urgency=Urgency.PROMISED)
+        return self._figures(new, made, min(wait_s, without_s), service_s, now_s)
+
+    def _figures(self, new: ArrivingRequest, made: Forecast, wait_s: float, service_s: float, now_s: float) -> Forecast:
+        """Return a forecast with its figures, for a request that waits ``wait_s`` for others."""
+        of_class = self._classes[new.slo.slo_class.name]
+        own, others = of_class.of(made.urgency), tuple(of_class.others(made.urgency))
+        unqueued_s = max(now_s - new.arrival_s, 0.0) + service_s
+        ttft = _figure(own.ttft, [kind.ttft for kind in others], unqueued_s, wait_s)
+        tpot_s = of_class.tpot_s(made.urgency, made.arrived.others)
+        if tpot_s is None:
+            return replace(made, ttft=ttft)
+        known, decode_s = _length_known(new), (self._output_tokens(of_class, new) - 1.0) * tpot_s
+        alike = [kind.e2e[known] for kind in others]
+        e2e = _figure(own.e2e[known], alike, unqueued_s + decode_s, wait_s, ttft.quantiles)
+        tpot = _figure(own.tpot, [kind.tpot for kind in others], tpot_s, 0.0)
+        return replace(made, ttft=ttft, e2e=e2e, tpot=tpot)
 
     def admitted(self, new: ArrivingRequest, forecast: Forecast) -> None:
         """Record that the request was admitted, so that its quantiles can be passed."""
@@ -231,7 +273,7 @@ class Predictor:
         output_tokens = max(output_tokens // new.num_outputs, 1)
         of_class = self._classes[new.slo.slo_class.name]
         if output_tokens > 1:
-            of_class.pace.add(latency.tpot_s, new.arrival_s, forecast.arrived.others)
+            of_class.of(forecast.urgency).pace.add(latency.tpot_s, new.arrival_s, forecast.arrived.others)
             if forecast.tpot is not None:
                 forecast.tpot.observe(latency.tpot_s)
             self.floors.saw_tpot(output_tokens, latency.tpot_s, now_s)
@@ -257,7 +299,7 @@ class Predictor:
             self._due = [one for one in due if not one[2].prediction.over]
             heapq.heapify(self._due)
 
-    def _output_tokens(self, of_class: "_OfClass", new: ArrivingRequest) -> float:
+    def _output_tokens(self, of_class: ClassOutcomes, new: ArrivingRequest) -> float:
         limit = _MAX_TOKENS if new.max_tokens is None else max(new.max_tokens, 1)
         if new.output_tokens is not None:
             return float(min(new.output_tokens, limit))
@@ -270,18 +312,19 @@ class Predictor:
         return min(of_class.length, float(limit))
 
     def remaining_ttft(
-        self, new: ArrivingRequest, position: int, interval_s: float | None, now_s: float
+        self, new: ArrivingRequest, urgency: Urgency, position: int, interval_s: float | None, now_s: float
     ) -> Quantiles | None:
         """Return the seconds from now to the first token of a waiting request; ``None`` while too little is known.
 
-        Its start is the ``position``-th of its queue from now, and it takes at least the rest of its own service. What
+        Its start is the ``position``-th of its kind from now, and it takes at least the rest of its own service. What
         is left out is calibrated as at admission. Near the front of a queue chance decides: no upper quantile is below
         the quantile of the time that as many starts at random times take (a gamma distribution).
 
         Args:
             new: What is known of the request.
-            position: Place among the waiting requests, 1 for the next.
-            interval_s: Seconds from one start to the next; ``None`` if unknown.
+            urgency: How urgently it is served.
+            position: Place among the waiting requests of its kind, 1 for the next.
+            interval_s: Seconds from one start of its kind to the next; ``None`` if unknown.
             now_s: The present time, in seconds.
         """
         service_s = self._line.at(new.prompt_tokens)
@@ -289,53 +332,13 @@ class Predictor:
             return None
         starts_s = 0.0 if interval_s is None else position * interval_s
         left_s = max(service_s - max(now_s - new.arrival_s, 0.0), starts_s, _LEAST_S)
-        found = self._classes[new.slo.slo_class.name].ttft.predict(left_s).quantiles
+        of_class = self._classes[new.slo.slo_class.name]
+        alike = [kind.ttft for kind in of_class.others(urgency)]
+        found = _figure(of_class.of(urgency).ttft, alike, left_s, 0.0).quantiles
         if found is None:
             return None
         by_chance = {level: starts_s * _late_start(level, position) for level in LEVELS if level > MEDIAN}
         return Quantiles(*(max(found[level], by_chance.get(level, 0.0)) for level in LEVELS))
-
-
-class _LengthKnown(Enum):
-    STATED = auto()
-    PREDICTED = auto()
-    OF_CLASS = auto()
-
-
-class _OfClass:
-    """What is known of one class.
-
-    ``e2e`` is kept by the source of the length, since a stated length is far surer. ``length`` is the median length of
-    the class's outputs in tokens, as of up to ``MAX_STALE`` outputs ago, since it costs 100 us; ``None`` once it has to
-    be computed again.
-    """
-
-    def __init__(self, class_id: int, levels: tuple[float, ...]) -> None:
-        self.id = class_id
-        self.pace = DecodePace()
-        self.length: float | None = None
-        self._seen = self._seen_since = 0
-        # The prediction of TPOT is a running median already.
-        self.ttft, self.tpot = ConformalQuantiles(levels), ConformalQuantiles(levels, centred=False)
-        self._e2e = {known: ConformalQuantiles(levels) for known in _LengthKnown}
-
-    def set_levels(self, levels: tuple[float, ...]) -> None:
-        """Give the quantiles of other levels to later requests."""
-        for quantiles in (self.ttft, self.tpot, *self._e2e.values()):
-            quantiles.set_levels(levels)
-
-    def saw_length(self, *, changed: bool) -> None:
-        """Forget the median once enough further outputs have come to change it."""
-        self._seen += 1
-        self._seen_since += 1
-        if changed or self._seen_since >= min(1 + self._seen // 16, MAX_STALE):
-            self._seen_since = 0
-            self.length = None
-
-    def e2e_of(self, new: ArrivingRequest) -> ConformalQuantiles:
-        if new.output_tokens is not None:
-            return self._e2e[_LengthKnown.STATED]
-        return self._e2e[_LengthKnown.OF_CLASS if new.length_quantiles is None else _LengthKnown.PREDICTED]
 
 
 def _late_start(level: float, number: int) -> float:
@@ -347,13 +350,27 @@ def _late_start(level: float, number: int) -> float:
     return float((1.0 - ninth + NormalDist().inv_cdf(level) * ninth**0.5) ** 3)
 
 
+def _length_known(new: ArrivingRequest) -> LengthKnown:
+    if new.output_tokens is not None:
+        return LengthKnown.STATED
+    return LengthKnown.OF_CLASS if new.length_quantiles is None else LengthKnown.PREDICTED
+
+
 def _figure(
-    calibration: ConformalQuantiles, unqueued_s: float, wait_s: float, at_least: Mapping[float, float] | None = None
+    own: ConformalQuantiles,
+    others: Sequence[ConformalQuantiles],
+    unqueued_s: float,
+    wait_s: float,
+    at_least: Mapping[float, float] | None = None,
 ) -> Figure:
-    return Figure(calibration.predict(unqueued_s + wait_s, at_least), unqueued_s, calibration)
+    prediction = own.predict(unqueued_s + wait_s, at_least)
+    quantiles = prediction.quantiles
+    if quantiles is None and others:
+        quantiles = max(others, key=len).predict(unqueued_s + wait_s, at_least).quantiles
+    return Figure(prediction, unqueued_s, own, quantiles)
 
 
 def _quantiles_of(figure: Figure | None) -> Quantiles | None:
-    if figure is None or figure.prediction.quantiles is None:
+    if figure is None or figure.quantiles is None:
         return None
-    return Quantiles(*(figure.prediction.quantiles[level] for level in LEVELS))
+    return Quantiles(*(figure.quantiles[level] for level in LEVELS))

@@ -86,7 +86,7 @@ class OpenUse:
         promised: The promise; ``None`` for none.
         service_s: Seconds that the prompt takes of the engine.
         slack_s: Seconds by which a promised request can be delayed further.
-        begins_s: Time at which a promised request is predicted to begin.
+        wait_s: Seconds from its arrival for which a promised request is predicted to wait for others at most.
         waits: Whether its first token is still to come.
         is_judged: Whether it is known that it keeps or misses its targets, or that this will never be known.
         is_watched: Whether it was admitted and has not ended.
@@ -102,7 +102,7 @@ class OpenUse:
     promised: Promised | None = None
     service_s: float = 0.0
     slack_s: float = 0.0
-    begins_s: float = 0.0
+    wait_s: float = 0.0
     waits: bool = True
     is_judged: bool = False
     is_watched: bool = False
@@ -182,7 +182,7 @@ class Promising:
         if one.targets.e2e_s is not None:
             self._due(one, one.arrival_s + one.targets.e2e_s, _Due.LAST_TOKEN)
         if one.promised is not None and not streamed:
-            self._due(one, one.begins_s, _Due.BEGINNING)
+            self._due(one, one.arrival_s + one.wait_s + one.service_s, _Due.BEGINNING)
 
     def promise(self, one: OpenUse, new: ArrivingRequest, forecast: Forecast, others_waiting: int) -> None:
         """Promise a request its targets.
@@ -231,7 +231,7 @@ class Promising:
         safe = max(min(of_class.promised.safe_use(most), 1.0), use / quantile)
         first_after_s = PATIENCE * min(times_s, default=0.0) * max(1.0 - max(quantile, use), 0.0)
         one.slack_s = max(min(times_s, default=0.0) * (safe - use) - first_after_s, 0.0)
-        one.begins_s = new.arrival_s + first_after_s + wait_s + service_s
+        one.wait_s = first_after_s + wait_s
         one.promised = Promised(level, service_s * others_waiting, first_after_s)
         self._waiting[one] = None
 
@@ -364,7 +364,7 @@ def _by_class(targets: Targets, forecast: Forecast, level: float) -> float:
     """Return the largest factor, at least 1, by which a latency of the class exceeds its prediction at a level."""
     factors = [1.0]
     for _, figure in _judged(targets, forecast):
-        factor = None if figure is None else figure.prediction.factor(level)
+        factor = None if figure is None else figure.factor(level)
         factors.append(math.inf if factor is None else factor)
     return max(factors)
 

@@ -8,6 +8,9 @@ A request waits from :meth:`Backlog.enter` until its place is notified that the 
 ended before. The keeper of the places may not see every first token (an output that is not streamed is seen when it is
 complete), so a class can be swept: the keeper is asked which of its requests still wait.
 
+Requests of one queue that are equally urgent are a lane (:mod:`sloserve.scheduler.admission.urgency`), with a rate of
+its own for predictions. The time to retry goes by all starts of the queue, since any of them makes room.
+
 Where several processes admit requests to one engine, each has a backlog of its own, and :class:`Elsewhere` says how
 many wait in the others. Rates are of a backlog's own requests: each process has its share of the engine's speed as it
 has its share of the queue.
@@ -19,11 +22,12 @@ seconds of a clock that is never set. It must be used from one thread alone.
 import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sloserve.core.tenants import TenantTable, has_share_left
 from sloserve.scheduler.admission.drain_rates import MEMORY_STARTS, DrainRate, SteadyRate
 from sloserve.scheduler.admission.kept_places import KeptPlaces
+from sloserve.scheduler.admission.urgency import Urgency
 
 MIN_RETRY_AFTER_S = 1
 MAX_RETRY_AFTER_S = 30
@@ -46,6 +50,40 @@ is thus found free at most this late.
 
 def _sweep_interval_s(waiting: int) -> float:
     return max(SWEEP_INTERVAL_S, SWEEP_INTERVAL_S_PER_WAITING * waiting)
+
+
+class QueueAhead(NamedTuple):
+    """What waits ahead of a request that arrives.
+
+    Args:
+        ahead: Number of waiting requests of its queue.
+        alike: Number of waiting requests that start before it, as far as is known.
+        interval_s: Seconds from one start of these to the next; ``None`` if unknown.
+    """
+
+    ahead: int
+    alike: int
+    interval_s: float | None
+
+    def wait_s(self, service_s: float) -> float:
+        """Return the seconds for which the request is predicted to wait.
+
+        Args:
+            service_s: Seconds that its own prompt takes, which stand in for an unknown interval.
+        """
+        return self.alike * (service_s if self.interval_s is None else self.interval_s)
+
+
+class Position(NamedTuple):
+    """The place of a waiting request, 1 for the first.
+
+    Args:
+        in_queue: Place among the waiting requests of its queue.
+        in_lane: Place among the ones that are equally urgent.
+    """
+
+    in_queue: int
+    in_lane: int
 
 
 class Elsewhere(Protocol):
@@ -201,10 +239,11 @@ class _WaitingClass:
 class WaitingPlace:
     """One request's place among the waiting. It is released once; every further release has no effect."""
 
-    __slots__ = ("request", "on_start", "_queue")
+    __slots__ = ("request", "urgency", "on_start", "_queue")
 
-    def __init__(self, request: Any, queue: "Queue") -> None:
+    def __init__(self, request: Any, queue: "Queue", urgency: Urgency) -> None:
         self.request = request
+        self.urgency = urgency
         self.on_start: Callable[[float], None] | None = None
         """Called with the present time once the first token is known to be out."""
         self._queue = queue
@@ -212,8 +251,7 @@ class WaitingPlace:
     def started(self, now_s: float) -> None:
         """Record that the first token is out: the place is free, and counts towards the rate of the queue."""
         if self._release(now_s):
-            for rate in self._queue.rates:
-                rate.start()
+            self._queue.start(self.urgency)
             if self.on_start is not None:
                 self.on_start(now_s)
 
@@ -224,13 +262,17 @@ class WaitingPlace:
         """
         self._release(now_s)
 
-    def position(self, now_s: float) -> int | None:
-        """Return its place among the waiting requests of its queue, 1 for the first; ``None`` once it is released."""
+    def becomes(self, urgency: Urgency, now_s: float) -> None:
+        """Move the request to another lane of its queue."""
+        self._queue.move(self, urgency, now_s)
+
+    def position(self, now_s: float) -> Position | None:
+        """Return its place among the waiting requests of its queue; ``None`` once it is released."""
         return self._queue.position(self, now_s)
 
     def interval_s(self, now_s: float) -> float | None:
-        """Return the expected seconds from one start of its queue to the next; ``None`` if unknown."""
-        return self._queue.interval_s(now_s)
+        """Return the expected seconds from one start of its lane to the next; ``None`` if unknown."""
+        return self._queue.interval_s(self.urgency, now_s)
 
     def _release(self, now_s: float) -> bool:
         if self not in self._queue.waiting:
@@ -238,6 +280,14 @@ class WaitingPlace:
         self._queue.pass_time(now_s)
         self._queue.remove(self)
         return True
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The requests of one queue that are equally urgent: how many wait, and the rate at which they start."""
+
+    waiting: int = 0
+    rate: SteadyRate = field(default_factory=SteadyRate)
 
 
 @dataclass(slots=True, eq=False)
@@ -251,38 +301,61 @@ class Queue:
     of_class: _WaitingClass
     tenant: int
     waiting: dict[WaitingPlace, None] = field(default_factory=dict)
-    rate: SteadyRate = field(default_factory=SteadyRate)
     rate_lately: DrainRate = field(default_factory=lambda: DrainRate(MEMORY_STARTS))
     kept_places: KeptPlaces = field(default_factory=KeptPlaces)
     reserved_until_s: float = -math.inf
     seen_s: float | None = None
-    _positions: dict[WaitingPlace, int] = field(default_factory=dict)
+    _lanes: dict[Urgency, _Lane] = field(default_factory=lambda: {urgency: _Lane() for urgency in Urgency})
+    _positions: dict[WaitingPlace, Position] = field(default_factory=dict)
     _counted_s: float = -math.inf
 
-    @property
-    def rates(self) -> tuple[SteadyRate, DrainRate]:
-        return self.rate, self.rate_lately
-
-    def enter(self, request: Any, now_s: float) -> WaitingPlace:
+    def enter(self, request: Any, now_s: float, urgency: Urgency = Urgency.TARGETS) -> WaitingPlace:
         """Book a request as waiting.
 
         Args:
             request: An object that ``still_waiting`` finds again in ``place.request``.
             now_s: The present time, in seconds.
+            urgency: How urgently it is served.
         """
         self.pass_time(now_s)
-        place = WaitingPlace(request, self)
+        place = WaitingPlace(request, self, urgency)
         self.waiting[place] = None
+        self._lanes[urgency].waiting += 1
         self.of_class.count(1)
         return place
 
+    def move(self, place: WaitingPlace, urgency: Urgency, now_s: float) -> None:
+        """Move a waiting request to another lane."""
+        if place in self.waiting:
+            self.pass_time(now_s)
+            self._lanes[place.urgency].waiting -= 1
+            self._lanes[urgency].waiting += 1
+        place.urgency = urgency
+
     def remove(self, place: WaitingPlace) -> None:
+        """Free the place of a request."""
         del self.waiting[place]
         self._positions.pop(place, None)
+        self._lanes[place.urgency].waiting -= 1
         self.of_class.count(-1)
 
-    def position(self, place: WaitingPlace, now_s: float) -> int | None:
-        """Return the place of a request that waits, 1 for the first; ``None`` if it does not wait here.
+    def start(self, urgency: Urgency) -> None:
+        """Record that a request of this urgency has got its first token."""
+        self._lanes[urgency].rate.start()
+        self.rate_lately.start()
+
+    def ahead_of(self, urgency: Urgency, now_s: float) -> QueueAhead:
+        """Return what waits ahead of a request that arrives now.
+
+        Until a request of this urgency has started, the starts of all requests of the queue stand in.
+        """
+        interval_s = self.interval_s(urgency, now_s)
+        if interval_s is None:
+            return QueueAhead(len(self.waiting), len(self.waiting), self.rate_lately.interval_s)
+        return QueueAhead(len(self.waiting), self._lanes[urgency].waiting, interval_s)
+
+    def position(self, place: WaitingPlace, now_s: float) -> Position | None:
+        """Return the place of a request that waits; ``None`` if it does not wait here.
 
         Places are counted no more often than a class is swept, since every client that waits may ask.
         """
@@ -290,13 +363,16 @@ class Queue:
             return None
         if place not in self._positions or now_s - self._counted_s >= _sweep_interval_s(len(self.waiting)):
             self._counted_s = now_s
-            self._positions = {one: number for number, one in enumerate(self.waiting, 1)}
+            self._positions, in_lanes = {}, dict.fromkeys(Urgency, 0)
+            for number, one in enumerate(self.waiting, 1):
+                in_lanes[one.urgency] += 1
+                self._positions[one] = Position(number, in_lanes[one.urgency])
         return self._positions[place]
 
-    def interval_s(self, now_s: float) -> float | None:
-        """Return the expected seconds from one start to the next while any waits; ``None`` if unknown."""
+    def interval_s(self, urgency: Urgency, now_s: float) -> float | None:
+        """Return the expected seconds from one start of a lane to the next while any waits; ``None`` if unknown."""
         self.pass_time(now_s)
-        return self.rate.interval_s
+        return self._lanes[urgency].rate.interval_s
 
     def has_kept_places(self) -> bool:
         """Return whether there are clients that were refused and may retry."""
@@ -321,10 +397,13 @@ class Queue:
             self.kept_places.fulfil(key)
 
     def pass_time(self, now_s: float) -> None:
-        """Credit the time since the last event to the rate if a request waited in it."""
+        """Credit the time since the last event to the rates of which a request waited in it."""
         if self.waiting and self.seen_s is not None and now_s > self.seen_s:
-            for rate in self.rates:
-                rate.pass_time(now_s - self.seen_s)
+            elapsed_s = now_s - self.seen_s
+            self.rate_lately.pass_time(elapsed_s)
+            for lane in self._lanes.values():
+                if lane.waiting:
+                    lane.rate.pass_time(elapsed_s)
         self.seen_s = now_s
 
     def reserve_place(self, now_s: float, after_s: float = 0.0, key: Hashable | None = None) -> int:

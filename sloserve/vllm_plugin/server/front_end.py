@@ -327,12 +327,11 @@ class FrontEnd:
         )
         forecast = self._admission.forecast(new, now_s)
         observed.predicted = forecast.predicted
-        if http is not None and observed.predicted is not None:
-            http.predicted.append(observed.predicted)
         try:
             if not observed.together.is_decided:
                 self.drain.check_open()
             observed.ticket = self._admission.admit(new, forecast, call, now_s, observed.together)
+            observed.predicted = observed.ticket.forecast.predicted
             if http is not None:
                 http.places.append(place_at_admission(forecast.ahead))
         except (Rejected, ShuttingDown) as error:
@@ -342,6 +341,9 @@ class FrontEnd:
                 self._metrics.promise_refused(error.slo_class, error.why)
             self._refuse(http, [*(one.observed for one in accepted), observed], error, new)
             raise GracefulHTTPError(str(error), errors.status(error)) from error
+        finally:
+            if http is not None and observed.predicted is not None:
+                http.predicted.append(observed.predicted)
 
         ticket = observed.ticket
         if (promised := ticket.promised) is not None:

@@ -16,6 +16,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.scheduler.admission.admission import Admission, Ticket
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.urgency import Urgency
 
 T0 = 1_700_000_000.0
 NAMES = DEFAULT_CLASSES.names
@@ -115,23 +116,26 @@ def behind_a_queue(gaps_s: Sequence[float], at_once: int = 1) -> Admission:
     return admission
 
 
+def interval_of(admission: Admission) -> float | None:
+    """Return the predicted seconds from one start to the next, with no time passed since the last event."""
+    return admission._backlog.queue_of("batch").interval_s(Urgency.NO_TARGETS, T0)
+
+
 @given(st.floats(0.0, 3600.0), st.integers(0, 30), st.sampled_from([1, 2, 8]))
 def test_one_long_stall_of_a_queue_moves_its_pace_by_little_once_it_is_over(
     stall_s: float, after: int, at_once: int
 ) -> None:
     steady, stalled = ([0.1] * 40, [0.1] * 40 + [stall_s] + [0.1] * after)
-    without, found = (
-        behind_a_queue(gaps_s, at_once)._backlog.queue_of("batch").rate.interval_s for gaps_s in (steady, stalled)
-    )
+    without, found = (interval_of(behind_a_queue(gaps_s, at_once)) for gaps_s in (steady, stalled))
     assert without == pytest.approx(0.1 / at_once, rel=0.25) and found == pytest.approx(without, rel=0.15)
 
 
 def test_a_queue_that_has_become_slower_is_believed_soon_and_at_once_while_it_stalls() -> None:
-    slower = behind_a_queue([0.1] * 40 + [2.0] * 8)._backlog.queue_of("batch").rate.interval_s
+    slower = interval_of(behind_a_queue([0.1] * 40 + [2.0] * 8))
     assert slower is not None and slower > 0.25
     stalled = behind_a_queue([0.1] * 40)
     stalled.forecast(request(T0 + 64.0), T0 + 64.0)
-    assert stalled._backlog.queue_of("batch").rate.interval_s == pytest.approx(20.0)
+    assert interval_of(stalled) == pytest.approx(20.0)
 
 
 def test_a_stated_length_and_a_limit_bound_the_e2e_latency() -> None:
