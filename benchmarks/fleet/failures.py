@@ -88,7 +88,7 @@ class FailingFleet(FleetProcesses):
             **{f"agent-{host}": ("--host", host, *lease, *engines) for host in "ab"},
             "gateway": ("--port", str(port)),
         }
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120.0)
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120.0, trust_env=False)
 
     def restart(self, name: str) -> None:
         """Kills the part, if it runs, and starts it as a supervisor would."""

@@ -78,7 +78,7 @@ async def costs(given: argparse.Namespace, pid: int, certificate: str) -> dict[s
     verify = ssl.create_default_context(cafile=certificate)
     options: dict[str, Any] = {"base_url": f"https://localhost:{PORT}", "timeout": 600.0}
     async with (
-        httpx.AsyncClient(verify=verify, **options) as tcp,
+        httpx.AsyncClient(verify=verify, trust_env=False, **options) as tcp,
         httpx.AsyncClient(transport=H3Transport(ClientSettings(ca_file=certificate)), **options) as quic,
     ):
         transports = {"tcp": tcp, "http3": quic}

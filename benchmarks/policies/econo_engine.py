@@ -98,7 +98,7 @@ async def watched(url: str) -> AsyncIterator[list[Sample]]:
     samples: list[Sample] = []
 
     async def watch() -> None:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(trust_env=False) as client:
             while True:
                 found = dict(_METRIC.findall((await client.get(f"{url}/metrics")).text))
                 samples.append(Sample(SystemClock().monotonic_s(), *(float(found[name]) for name in _SAMPLED)))
@@ -160,13 +160,13 @@ class Server:
     async def follow(self, policy: str) -> None:
         """Makes it begin anew with ``policy``."""
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        async with httpx.AsyncClient(base_url=self.url, headers=headers) as client:
+        async with httpx.AsyncClient(base_url=self.url, headers=headers, trust_env=False) as client:
             (await client.put("/sloserve/policy", json={"policy": policy})).raise_for_status()
 
     async def measure(self, requests: Sequence[WorkloadRequest], seed: int) -> MeasuredRun:
         """Warms up and serves ``requests``."""
         await serve(self.url, at_once(WARM_UP, WARM_UP_SEED), WARM_UP_SEED, ending)
-        async with httpx.AsyncClient(base_url=self.url) as client:
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False) as client:
             begin, found = self.log.stat().st_size, await counter(client, "vllm:prefix_cache_hits_total")
             async with watched(self.url) as samples:
                 run = await serve(self.url, requests, seed, ending)

@@ -54,7 +54,7 @@ async def stream(client: httpx.AsyncClient, tokens: int, headers: dict[str, str]
 async def offered(url: str, gaps_s: Any, tokens: Any, headers: list[dict[str, str]]) -> list[dict[str, Any]]:
     """Send all requests in an open loop; return what came of each."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, trust_env=False) as client:
         tasks = []
         for gap_s, count, own in zip(gaps_s, tokens, headers, strict=True):
             await asyncio.sleep(float(gap_s))

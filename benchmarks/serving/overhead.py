@@ -76,7 +76,10 @@ async def measure(servers: dict[str, Server], streams: int, tokens: int, rounds:
     cpu: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
     # A server closes what has been idle for 5 s, as it may while the other one has its turn.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=1.0)
-    clients = {name: httpx.AsyncClient(base_url=url, timeout=300, limits=limits) for name, (url, _) in servers.items()}
+    clients = {
+        name: httpx.AsyncClient(base_url=url, timeout=300, limits=limits, trust_env=False)
+        for name, (url, _) in servers.items()
+    }
     for number in range(rounds + 1):
         for name in servers if number % 2 == 0 else reversed(servers):
             before = cpu_s(servers[name][1])

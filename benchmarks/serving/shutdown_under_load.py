@@ -76,8 +76,8 @@ async def under_load(url: str, process: subprocess.Popen[bytes], patience_s: flo
     """Streams, then SIGTERM; when and how each ended, and when the process did, in seconds from the signal."""
     limits = httpx.Limits(max_connections=None)
     async with (
-        httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client,
-        httpx.AsyncClient(base_url=url) as others,
+        httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as client,
+        httpx.AsyncClient(base_url=url, trust_env=False) as others,
     ):
         ready_before = (await others.get("/ready")).status_code
         begun, stopped = asyncio.Semaphore(0), asyncio.Event()
