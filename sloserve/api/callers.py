@@ -74,6 +74,7 @@ class Callers:
     def follow(self, settings: PluginSettings) -> None:
         """Know the senders of the requests to come by other settings; the file of keys stays."""
         self._rules, self._stated = settings.rules, settings.header_rules
+        self._of_proxies = replace(settings.header_rules, trusts_gateway=True)
         self._unstated = replace(settings.header_rules, tenant_headers=())
         self._proxies = TrustedProxies(settings.trusted_proxies)
 
@@ -114,7 +115,9 @@ class Callers:
         A request without a key will be refused, and has the default class.
         """
         if self._keys is None:
-            return resolve_headers(self._rules, self._stated if self._proxies.trust(peer) else self._unstated, headers)
+            return resolve_headers(
+                self._rules, self._of_proxies if self._proxies.trust(peer) else self._unstated, headers
+            )
         tenant = self._keys.tenant_of(key_in(headers))
         if tenant is None:
             return self._rules.classes.slo(None, Targets()), None
@@ -122,9 +125,12 @@ class Callers:
 
     def _rules_for(self, scope: Scope) -> HeaderRules:
         """Return the rules for headers of a request without a key, and warn of a tenant that does not count."""
+        peer = peer_of(scope)
+        if self._proxies.trust(peer):
+            return self._of_proxies
         names = self._stated.tenant_names
         stated = next((name for name, _ in scope["headers"] if name in names), None)
-        if stated is None or self._proxies.trust(peer := peer_of(scope)):
+        if stated is None:
             return self._stated
         if not self._warned:
             self._warned = True

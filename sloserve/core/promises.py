@@ -19,10 +19,13 @@ class PromiseWish:
     Args:
         level: Probability, from ``LEAST_LEVEL`` to ``MOST_LEVEL``; 0 for no promise, where the class has one.
         falls_back: Whether the request is served without a promise where none can be given; else it is refused.
+        given_after_s: Seconds from its arrival after which the request comes first, if a gateway has promised it its
+            targets already; ``None`` if none has.
     """
 
     level: float
     falls_back: bool = False
+    given_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

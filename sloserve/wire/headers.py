@@ -88,7 +88,11 @@ PREDICTED_E2E = "x-slo-predicted-e2e-ms"
 PREDICTED_TPOT = "x-slo-predicted-tpot-ms"
 PREDICTED_TASK = "x-slo-predicted-task-ms"
 PROMISED = "x-slo-promised"
-"""Header of a response: what was promised, or why no promise was given, see :func:`promise_header`."""
+"""Header of a response: what was promised, or why no promise was given, see :func:`promise_header`.
+
+In a request of a gateway to an engine: what the gateway has promised, see :func:`given_header`.
+"""
+_FIRST, _MOST_DIGITS = "first-ms", 9
 QUEUE_POSITION = "x-slo-queue-position"
 ANSWERS = frozenset(
     {DROPPED_REASON, PREDICTED_TTFT, PREDICTED_E2E, PREDICTED_TPOT, PREDICTED_TASK, PROMISED, QUEUE_POSITION}
@@ -152,12 +156,14 @@ class HeaderRules:
         reject_unknown: Whether every unknown ``x-slo-*`` header is refused.
         session_headers: Names of headers that may name a task, in lower case, see :mod:`sloserve.wire.tasks`.
         priority_headers: Names of headers that state a priority, in lower case, see :mod:`sloserve.wire.priorities`.
+        trusts_gateway: Whether the sender is trusted to be a gateway, so that its promises hold.
     """
 
     tenant_headers: tuple[str, ...] = TENANTS
     reject_unknown: bool = False
     session_headers: frozenset[bytes] = frozenset()
     priority_headers: frozenset[bytes] = frozenset()
+    trusts_gateway: bool = False
 
     @functools.cached_property
     def tenant_names(self) -> frozenset[bytes]:
@@ -182,6 +188,8 @@ class HeaderFields:
         sessions: Values of headers that may name a task, by the header's name.
         final: Whether a header of Dynamo says that no further request of the session follows.
         priorities: Values of headers that state a priority, by the header's name; of a repeated header the first.
+        given_after_s: Seconds from arrival after which the request comes first, as a gateway has promised; ``None``
+            for no such promise.
     """
 
     fields: dict[str, Field] = field(default_factory=dict)
@@ -196,6 +204,7 @@ class HeaderFields:
     sessions: dict[str, str] = field(default_factory=dict)
     final: bool = False
     priorities: dict[str, str] = field(default_factory=dict)
+    given_after_s: float | None = None
 
 
 DEFAULT_RULES = HeaderRules()
@@ -235,6 +244,8 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
             before = found.fields.setdefault(key, Field(name, text))
             if before.value != text:
                 raise InvalidRequest(name, text, f"{before.value!r}, which {before.name} states; give one of them")
+        elif name == PROMISED and rules.trusts_gateway:
+            found.given_after_s = _given_after_s(raw_value)
         elif name == FINAL:
             found.final = raw_value.strip().lower() == b"true"
         elif name == REPORT:
@@ -377,6 +388,22 @@ def promise_header(given: Sequence[Promised | str]) -> str:
     if refused is not None:
         return f"none;why={refused}"
     return f"{min(one.level for one in given if not isinstance(one, str)):g}"
+
+
+def given_header(level: float, after_s: float) -> str:
+    """Return what a gateway has promised, as a structured field: ``0.99;first-ms=120``.
+
+    Args:
+        level: Probability of the promise, 0..1.
+        after_s: Seconds from now after which the request comes first; less than 0 counts as 0.
+    """
+    return f"{level:g};{_FIRST}={max(round(after_s * 1e3), 0)}"
+
+
+def _given_after_s(raw: bytes) -> float | None:
+    """Return the seconds of :func:`given_header`; ``None`` for a value of a response, which may have been copied."""
+    _, _, text = raw.decode("latin-1").partition(f";{_FIRST}=")
+    return int(text) / 1e3 if len(text) <= _MOST_DIGITS and text.isascii() and text.isdigit() else None
 
 
 def _whole_ms(seconds: float) -> str:

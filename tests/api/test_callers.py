@@ -317,6 +317,12 @@ def test_without_keys_a_header_counts_from_trusted_proxies_alone(
     assert Callers(settings, ManualClock()).classify([(b"x-tenant-id", b"other")], (peer, 1))[1] == (
         "other" if counts else None
     )
+    rules = (
+        Callers(settings, ManualClock())
+        .caller({"type": "http", "path": "/v1/completions", "headers": [], "client": (peer, 1)})
+        .rules
+    )
+    assert rules.trusts_gateway is counts, "promises of a gateway count where its tenants do"
     said = [line for line in warnings() if "trusted_proxies" in line]
     assert len(said) == (0 if counts else 1)
     if not counts:

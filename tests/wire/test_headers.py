@@ -4,7 +4,16 @@ import pytest
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.predicted import Predicted, Quantiles
-from sloserve.wire.headers import FIELDS, MAX_IGNORED, Field, predictions, read_headers, remaining
+from sloserve.wire.headers import (
+    FIELDS,
+    MAX_IGNORED,
+    Field,
+    HeaderRules,
+    given_header,
+    predictions,
+    read_headers,
+    remaining,
+)
 
 
 def raw(**headers: str) -> list[tuple[bytes, bytes]]:
@@ -69,6 +78,25 @@ def test_predictions_are_structured_fields_of_the_worst() -> None:
         ("x-slo-predicted-e2e-ms", "1;p90=12346;p99=20000"),
     ]
     assert predictions([a]) == [("x-slo-predicted-ttft-ms", "120;p90=480;p99=900")] and predictions([]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "after_s"),
+    [
+        (given_header(0.99, 0.1204), 0.12),
+        (given_header(0.9, -3.0), 0.0),
+        ("0.99", None),
+        ("none;why=late", None),
+        ("0.99;first-ms=-5", None),
+        ("0.99;first-ms=1e9", None),
+        ("0.99;first-ms=" + "9" * 5000, None),
+        ("0.99;first-ms=\u00b2", None),
+    ],
+)
+def test_what_a_gateway_promised_counts_from_trusted_senders_alone(value: str, after_s: float | None) -> None:
+    headers = [(b"x-slo-promised", value.encode("latin-1"))]
+    assert read_headers(headers, HeaderRules(trusts_gateway=True)).given_after_s == after_s
+    assert read_headers(headers).given_after_s is None
 
 
 def test_unknown_headers_are_passed_over_up_to_a_number() -> None:

@@ -236,6 +236,10 @@ class EventLoop(ABC):
         """
         self._front_end.on_ended = ended
 
+    def notify_started(self, started: Callable[[str], object]) -> None:
+        """Call ``started`` with a request's id whenever its first token leaves."""
+        self._front_end.on_started = started
+
     @property
     def _wakes_at(self) -> float:
         """Time of the next event, other than the end of a step, with which an idle engine can go on."""

@@ -38,6 +38,8 @@ class VirtualFrontEnd:
         self._queued_tokens: dict[str, int] = {}
         self._queued_tokens_sum = 0
         self._in_flight = 0
+        self.on_started: Callable[[str], object] | None = None
+        """Function that is called with the id of each request when its first token leaves."""
         self.on_ended: Callable[[str, Outcome], object] | None = None
         """Function that is called with the id and the outcome of each request that ended, for what stands before the
         engine.
@@ -102,6 +104,8 @@ class VirtualFrontEnd:
         self._queued_tokens_sum -= self._queued_tokens.pop(request_id, 0)
         if self._admission is not None:
             self._tickets[request_id].started(now_s)
+        if self.on_started is not None:
+            self.on_started(request_id)
 
     def ended(self, request_id: str, latency: Latency | None, tokens: int, now_s: float) -> None:
         """Record that a request that was taken in is over.

@@ -32,12 +32,14 @@ from sloserve.wire.headers import (
     COUNTING_DOWN,
     FINAL,
     PRIORITY,
+    PROMISED,
     REPORT,
     REQUEST_ID,
     TENANT,
     TTL,
     UPDATES,
     HeaderFields,
+    given_header,
     left_ms,
     read_headers,
     stating,
@@ -126,7 +128,7 @@ class GatewayRequest:
         generates = self.route in GENERATING
         stated = dict(self.xargs or {}) if generates else {}
         if self.slo.promise is not None and generates:
-            # The engine confirms what the gateway has promised, where it can, and refuses nothing for it.
+            # The engine takes over what the gateway has promised. An older one confirms it, where it can.
             stated |= {PROMISE: self.promised.level, PROMISE_FALLBACK: 1} if self.promised else {PROMISE: 0}
             if self.promised is None:
                 stated.pop(PROMISE_FALLBACK, None)
@@ -138,6 +140,8 @@ class GatewayRequest:
             task, due_s = self.stated_task, self.task_due_s
             stated |= (task if due_s is None else replace(task, e2e_s=None, deadline_s=due_s)).keys()
         headers = self.headers + stating(stated)
+        if self.promised is not None and generates:
+            headers.append((PROMISED, given_header(self.promised.level, self.promised.first_after_s - late_s)))
         if self.ttl_s is not None:
             headers.append((TTL, str(left_ms(self.ttl_s, late_s))))
         return headers

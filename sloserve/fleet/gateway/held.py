@@ -112,6 +112,10 @@ class HeldRequest:
         """Time that orders it among the requests that wait."""
         return self.due_s if self.first_from_s is None else min(self.first_from_s, self.due_s)
 
+    def comes_first(self, now_s: float) -> bool:
+        """Return whether it comes before all requests without a promise by now."""
+        return self.first_from_s is not None and self.first_from_s <= now_s
+
     @property
     def wanted_s(self) -> float:
         """Time at which an instance should have taken it: its deadline, or the end of the wait that the gateway grants.
@@ -140,6 +144,10 @@ _Queue = list[tuple[float, int, int, HeldRequest]]
 """A heap of waiting requests, of which some may wait no more."""
 
 
+_Key = tuple[str, bool]
+"""The tenant of the requests of a heap, and whether they have promises."""
+
+
 class HeldRequests:
     """Decides to which instance each request goes, and when.
 
@@ -152,7 +160,7 @@ class HeldRequests:
     def __init__(self, instances: Instances, most: int, shares: ShareSettings | None = None) -> None:
         self._instances, self._most = instances, most
         self._shares = None if shares is None else HeldShares(instances, shares)
-        self._queues: dict[str, dict[str, _Queue]] = {}  # by model and tenant
+        self._queues: dict[str, dict[_Key, _Queue]] = {}  # by model
         self._numbers = itertools.count()
         self._held: dict[HeldRequest, None] = {}
         self._held_of = Counter[str]()  # by tenant
@@ -190,15 +198,19 @@ class HeldRequests:
     def let_go(self, now_s: float, models: Iterable[str] | None = None) -> Iterator[tuple[HeldRequest, SentRequest]]:
         """Book waiting requests, since room may have come, until no instance has room.
 
-        The first is the one of the lowest level, and of these the one with the earliest deadline. The deadline of a
-        promised request is the time from which on it comes first.
+        The first is the one of the lowest level, of these a promised one that comes first by now, and else the one with
+        the earliest deadline. Until it comes first, a promised request has that time for its deadline.
         """
         for model in list(self._queues) if models is None else models:
             levels: Mapping[str, int] = {}
             while waiting := self._waiting(model):
-                if self._shares is not None and levels.keys() != waiting.keys():
-                    levels = self._shares.levels(waiting.keys(), now_s)
-                queue = min((levels.get(tenant, 0), queue[0], queue) for tenant, queue in waiting.items())[-1]
+                tenants = {tenant for tenant, _ in waiting}
+                if self._shares is not None and levels.keys() != tenants:
+                    levels = self._shares.levels(tenants, now_s)
+                queue = min(
+                    (levels.get(tenant, 0), not queue[0][-1].comes_first(now_s), queue[0], queue)
+                    for (tenant, _), queue in waiting.items()
+                )[-1]
                 request = queue[0][-1]
                 flight = self._book(request, now_s)
                 if flight is None:
@@ -219,22 +231,23 @@ class HeldRequests:
     def _queue(self, request: HeldRequest, tenant: str) -> None:
         self._held_of[tenant] += 1
         place = (request.wanted_first_s, request.rank, next(self._numbers), request)
-        heapq.heappush(self._queues.setdefault(request.model, {}).setdefault(tenant, []), place)
+        key = tenant, request.first_from_s is not None
+        heapq.heappush(self._queues.setdefault(request.model, {}).setdefault(key, []), place)
 
     def _tenant(self, request: HeldRequest) -> str:
         return "" if self._shares is None else request.tenant
 
-    def _waiting(self, model: str) -> dict[str, _Queue]:
-        """Return the requests that wait for a model by tenant; the first of each tenant still waits."""
+    def _waiting(self, model: str) -> dict[_Key, _Queue]:
+        """Return the requests that wait for a model; the first of each queue still waits."""
         of_model = self._queues.get(model, {})
-        for tenant, queue in list(of_model.items()):
+        for key, queue in list(of_model.items()):
             while queue and queue[0][-1] not in self._held:
                 heapq.heappop(queue)
             if len(queue) > 2 * len(self._held) + 1:  # most places behind the head belong to requests that left
                 queue[:] = [place for place in queue if place[-1] in self._held]
                 heapq.heapify(queue)
             if not queue:
-                del of_model[tenant]
+                del of_model[key]
         if not of_model:
             self._queues.pop(model, None)
         return of_model

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sloserve.core.promises import Promised
 from sloserve.core.request import PREFIX_BLOCK_TOKENS, WorkloadRequest
+from sloserve.core.slo import SLO
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.fleet import Fleet
@@ -32,6 +34,8 @@ class WaitingRequest:
         slo_class: Name of its class.
         most_tokens: Limit of its output tokens that it states.
         tenant: Name of its tenant; empty for none.
+        slo: Targets of the request, and the promise that it asks for.
+        promised: The promise that it was given; ``None`` for none.
     """
 
     request_id: str
@@ -49,6 +53,8 @@ class WaitingRequest:
     slo_class: str = ""
     most_tokens: int | None = None
     tenant: str = ""
+    slo: SLO | None = None
+    promised: Promised | None = None
 
 
 def waiting_request(
@@ -78,15 +84,21 @@ def waiting_request(
         slo_class=request.slo.slo_class.name,
         most_tokens=request.output_tokens if oracle else request.max_tokens,
         tenant=request.tenant or "",
+        slo=request.slo,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """An order that the instance serves the request; the request's model is active there."""
+    """An order that the instance serves the request; the request's model is active there.
+
+    Args:
+        promised: The promise that the fleet gave the request; ``None`` for none.
+    """
 
     request_id: str
     instance: str
+    promised: Promised | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +239,11 @@ class FleetView(Protocol):
     @property
     def now_s(self) -> float: ...
     @property
+    def promises(self) -> bool:
+        """Whether requests ask for promises, and engines can keep them."""
+        ...
+
+    @property
     def instances(self) -> Sequence[InstanceView]: ...
     def expected_output(self, request: WaitingRequest, generated: int = 0) -> tuple[float, float]:
         """Return mean and standard deviation of the output tokens still to come, after ``generated`` in all."""
@@ -257,6 +274,10 @@ class Dispatcher(ABC):
     @abstractmethod
     def arrived(self, request: WaitingRequest, view: FleetView) -> None:
         """Hold a request that has arrived."""
+
+    def began(self, request_id: str, view: FleetView) -> None:
+        """Report that the first token of a request that an instance serves has come."""
+        return
 
     def ended(self, request_id: str, tokens: int, view: FleetView) -> None:
         """Report that a request that an instance served is over, after ``tokens`` output tokens in all."""

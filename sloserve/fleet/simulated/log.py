@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloserve.core.outcome import Outcome
+from sloserve.core.promises import Promised
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.core.spans import Span
@@ -24,7 +25,9 @@ class FleetLog:
     spans: tuple[Span, ...]
 
 
-def joined(request: WorkloadRequest, parts: Sequence[RequestLog], kept: Sequence[int]) -> RequestLog:
+def joined(
+    request: WorkloadRequest, parts: Sequence[RequestLog], kept: Sequence[int], promised: Promised | None = None
+) -> RequestLog:
     """Return the log of a request that several engines served in turn, each but the last evicting it.
 
     Args:
@@ -32,6 +35,7 @@ def joined(request: WorkloadRequest, parts: Sequence[RequestLog], kept: Sequence
         parts: Log of the request in each engine.
         kept: Number of tokens with KV that each engine had kept when it got the request; it counts if the engine loaded
             the KV.
+        promised: The promise that the fleet gave; ``None`` for none.
     """
     if not parts:
         return RequestLog(request, Outcome.LOST, np.empty(0))
@@ -50,4 +54,5 @@ def joined(request: WorkloadRequest, parts: Sequence[RequestLog], kept: Sequence
         last.stages if len(parts) == 1 else None,
         sum(part.num_swaps for part in parts),
         parts[0].cached_tokens,
+        promised,
     )

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.outcome import Outcome
+from sloserve.core.promises import Promised
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.engine.virtual.engine_settings import EngineSettings
@@ -39,6 +40,8 @@ from sloserve.fleet.simulated.log import FleetLog, joined
 from sloserve.fleet.simulated.output_lengths import OutputLengths
 from sloserve.fleet.simulated.simulated_instance import FleetClock, History, InstalledModel, SimulatedInstance
 from sloserve.fleet.simulated.weight_copies import WeightCopies
+from sloserve.scheduler.admission.admission import Admission
+from sloserve.scheduler.registry import parse_policy, policy_class
 from sloserve.scheduler.settings import KEY
 from sloserve.sim.closed_loop import Source
 from sloserve.sim.replicas import all_steps
@@ -90,6 +93,7 @@ class FleetRun:
         self._kept_on: dict[str, str] = {}  # the instance that keeps KV of each held request
         self._history: History = {}
         self._refused: set[str] = set()
+        self._promised: dict[str, Promised] = {}
         self._num_ended = 0
         self._source: Source = _Open(())
         self._coming: list[tuple[float, int, WorkloadRequest]] = []
@@ -99,6 +103,7 @@ class FleetRun:
         self._changed_s = 0.0
         self._dirty = self._arrived = False
         swaps = fleet.swaps()
+        self._orders = policy is not None and bool(policy_class(parse_policy(policy)[0]).needs)
         config = (
             None if policy is None else {KEY: {**fleet.section, "policy": policy, "policy_options": {}, "seed": seed}}
         )
@@ -114,7 +119,7 @@ class FleetRun:
             for model in models:
                 profile = fleet.models[model].profiles[host.device]
                 settings = engine_settings(fleet.models[model], profile, swap_space_gib, prefix_caching=prefix_caching)
-                make = partial(_make_engine, engine_class, settings, profile, config)
+                make = partial(_make_engine, engine_class, settings, profile, config, self._admission)
                 served[model] = InstalledModel(settings, profile, swaps[model, host.device], make)
             instance = SimulatedInstance(
                 name,
@@ -124,6 +129,7 @@ class FleetRun:
                 fleet.switching,
                 self._clock,
                 self._history,
+                self._began,
                 self._over,
                 self._evicted,
             )
@@ -136,6 +142,10 @@ class FleetRun:
     @property
     def now_s(self) -> float:
         return self._clock.now_s
+
+    @property
+    def promises(self) -> bool:
+        return self._orders and any(one.promise is not None for one in self.fleet.stated_classes)
 
     def expected_output(self, request: WaitingRequest, generated: int = 0) -> tuple[float, float]:
         return self._lengths.expected(request, max(generated, request.generated_tokens))
@@ -234,6 +244,13 @@ class FleetRun:
             self._kept_on[request.request_id] = instance
         self._arrive(request, generated, instance if kept else None, kept)
 
+    def _admission(self) -> Admission | None:
+        """Return the admission of an engine; ``None`` where requests ask for no promises, and it refuses none."""
+        return Admission(self.fleet.settings.classes.names, lambda place: True) if self.promises else None
+
+    def _began(self, request: WorkloadRequest) -> None:
+        self._dispatcher.began(request.request_id, self)
+
     def _over(self, request: WorkloadRequest, tokens: int) -> None:
         self._num_ended += 1
         self._dirty = True
@@ -253,7 +270,9 @@ class FleetRun:
                 kept_on = self._kept_on.pop(operation.request_id, None)
                 if kept_on is not None and kept_on != operation.instance:
                     self._by_name[kept_on].forget(request)
-                self._by_name[operation.instance].give(request, generated)
+                if operation.promised is not None:
+                    self._promised[operation.request_id] = operation.promised
+                self._by_name[operation.instance].give(request, generated, promised=operation.promised)
             elif isinstance(operation, Switch):
                 self._by_name[operation.instance].switch(operation.model, keep_kv=operation.keep_kv)
             elif isinstance(operation, Preempt):
@@ -284,7 +303,8 @@ class FleetRun:
             else:
                 given = self._history.get(request.request_id, ())
                 logs_of = [of_part[part.request_id] for _, part, _ in given]
-                requests.append(joined(request, logs_of, [kept for _, _, kept in given]))
+                promised = self._promised.get(request.request_id)
+                requests.append(joined(request, logs_of, [kept for _, _, kept in given], promised))
         counters: Counter[str] = Counter(self._counters)
         for log in logs:
             counters.update(log.counters)
@@ -297,6 +317,10 @@ class FleetRun:
 
 
 def _make_engine(
-    engine_class: Callable[..., Any], settings: EngineSettings, profile: Profile, config: dict[str, Any] | None
+    engine_class: Callable[..., Any],
+    settings: EngineSettings,
+    profile: Profile,
+    config: dict[str, Any] | None,
+    admission: Callable[[], Admission | None],
 ) -> Any:
-    return engine_class(settings, profile, config, planning_costs=planning_costs())
+    return engine_class(settings, profile, config, admission(), planning_costs=planning_costs())

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sloserve.core.outcome import Outcome
+from sloserve.core.promises import Promised
 from sloserve.core.request import WorkloadRequest
-from sloserve.core.slo import SLO
 from sloserve.core.spans import Phase, Span
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import Profile
@@ -62,6 +62,7 @@ class SimulatedInstance:
     """One instance in virtual time; a dispatcher reads its :class:`~sloserve.fleet.simulated.dispatcher.InstanceView`.
 
     Args:
+        began: Called with each request of which the first token has come.
         ended: Called with each request that is over, and its tokens.
         evicted: Called with each request that goes back to the queue, the tokens that it has, this instance's name, and
             the number of tokens with KV that the instance keeps.
@@ -76,12 +77,13 @@ class SimulatedInstance:
         switching: Switching,
         clock: FleetClock,
         history: History,
+        began: Callable[[WorkloadRequest], None],
         ended: Callable[[WorkloadRequest, int], None],
         evicted: Callable[[WorkloadRequest, int, str, int], None],
     ) -> None:
         self.name, self.device = name, device
         self._served, self._memory, self._switching = served, memory, switching
-        self._clock, self._ended, self._evicted = clock, ended, evicted
+        self._clock, self._began, self._ended, self._evicted = clock, began, ended, evicted
         self.active: str | None = None
         self.phase = Phase.SERVING
         self.activated_s = 0.0
@@ -177,15 +179,20 @@ class SimulatedInstance:
         self._switched(model)
         self.activated_s = -math.inf
 
-    def give(self, request: WorkloadRequest, generated: int) -> None:
-        """Serve the request on the active engine; ``generated`` output tokens exist already.
+    def give(self, request: WorkloadRequest, generated: int, *, promised: Promised | None = None) -> None:
+        """Serve the request on the active engine.
+
+        Args:
+            request: The request.
+            generated: Number of its output tokens that exist already.
+            promised: The promise that the fleet gave, which its engine takes over; ``None`` for none.
 
         Raises: ValueError where another model is active, or none takes requests.
         """
         if not self.serving or request.model != self.active:
             raise ValueError(f"{self.name} is {self.phase} with {self.active}, and got a request for {request.model}")
         request_id, engine = request.request_id, self._engine
-        part = _Part(request, self._given(request, generated), generated)
+        part = _Part(request, self._given(request, generated, promised=promised), generated)
         self._num_given += 1
         self._parts[request_id] = part
         self._history.setdefault(request_id, []).append((engine, part.given, engine.kept_tokens(request_id)))
@@ -272,19 +279,25 @@ class SimulatedInstance:
     def _switched(self, model: str) -> None:
         if model not in self._engines:
             engine = self._served[model].make_engine()
+            engine.notify_started(self._first_token)
             engine.notify_ended(self._over)
             self._engines[model] = engine
         self.active, self.activated_s = model, self.now_s
         self._until_s, self._leaving = math.inf, None
 
-    def _given(self, request: WorkloadRequest, generated: int) -> WorkloadRequest:
+    def _given(self, request: WorkloadRequest, generated: int, *, promised: Promised | None) -> WorkloadRequest:
         """Return the request as the engine sees it: under its own id, and without the output that exists already.
 
-        If output exists, the rest has no target for a first token.
+        If output exists, the rest has no target for a first token. Without a promise of the fleet it asks for none.
         """
+        wish = request.slo.promise
+        if wish is not None:
+            first_s = None if promised is None else request.arrival_s + promised.first_after_s
+            wish = None if first_s is None else replace(wish, given_after_s=max(first_s - self.now_s, 0.0))
+        slo = replace(request.slo, promise=wish)
         number = f"{request.request_id}~{self.name}~{self._num_given}"
         if not generated:
-            return replace(request, request_id=number)
+            return replace(request, request_id=number, slo=slo)
         targets = replace(request.slo.targets, ttft_s=None)
         return replace(
             request,
@@ -292,11 +305,16 @@ class SimulatedInstance:
             prompt_tokens=request.prompt_tokens + generated,
             output_tokens=request.output_tokens - generated,
             max_tokens=None if request.max_tokens is None else request.max_tokens - generated,
-            slo=SLO(request.slo.slo_class, targets),
+            slo=replace(slo, targets=targets),
         )
 
     def _part_of(self, given_id: str) -> _Part | None:
         return self._parts.get(given_id.partition("~")[0])
+
+    def _first_token(self, given_id: str) -> None:
+        part = self._part_of(given_id)
+        if part is not None and not part.before:
+            self._began(part.request)
 
     def _over(self, given_id: str, _outcome: Outcome) -> None:
         part = self._part_of(given_id)

@@ -190,7 +190,10 @@ class Admission:
         others = self._backlog.all_waiting - 1 - self._promising.waiting
         try:
             _check_allowed(self._promises, new.slo)
-            self._promising.promise(use, new, forecast, max(others, 0))
+            if new.slo.promise is not None and new.slo.promise.given_after_s is not None:
+                self._promising.take_over(use, new, forecast, max(others, 0), new.slo.promise.given_after_s)
+            else:
+                self._promising.promise(use, new, forecast, max(others, 0))
         except PromiseRefused as error:
             if new.slo.promise is not None and new.slo.promise.falls_back:
                 return error.why

@@ -109,6 +109,13 @@ class OpenUse:
     is_complete: bool = False
 
     @property
+    def least_s(self) -> float:
+        """The shorter one of the targets for the first token and the whole; 0 for targets of the pace alone."""
+        return min(
+            (limit_s for limit_s in (self.targets.ttft_s, self.targets.e2e_s) if limit_s is not None), default=0.0
+        )
+
+    @property
     def due_s(self) -> float:
         """Time of its next deadline; the arrival for targets of the pace alone."""
         return self.arrival_s + (self.targets.next_s() or 0.0)
@@ -223,17 +230,41 @@ class Promising:
             raise _refused(
                 new, "late", f"a latency of {quantile:.3g} times its target is predicted at that probability"
             )
-        service_s = max(forecast.ttft.unqueued_s - max((self._seen_s or 0.0) - new.arrival_s, 0.0), 0.0)
-        self._take_slack(new, one.due_s, service_s)
-        one.of_promised, one.prediction, one.service_s = use, prediction, service_s
-        times_s = [limit_s for limit_s in (one.targets.ttft_s, one.targets.e2e_s) if limit_s is not None]
+        one.service_s = self._service_s(new, forecast)
+        self._take_slack(new, one.due_s, one.service_s)
+        one.of_promised, one.prediction = use, prediction
         # The use may become as large as one of small risk, or as one with a quantile of 1.
         safe = max(min(of_class.promised.safe_use(most), 1.0), use / quantile)
-        first_after_s = PATIENCE * min(times_s, default=0.0) * max(1.0 - max(quantile, use), 0.0)
-        one.slack_s = max(min(times_s, default=0.0) * (safe - use) - first_after_s, 0.0)
+        first_after_s = PATIENCE * one.least_s * max(1.0 - max(quantile, use), 0.0)
+        one.slack_s = max(one.least_s * (safe - use) - first_after_s, 0.0)
         one.wait_s = first_after_s + wait_s
-        one.promised = Promised(level, service_s * others_waiting, first_after_s)
+        one.promised = Promised(level, one.service_s * others_waiting, first_after_s)
         self._waiting[one] = None
+
+    def take_over(
+        self, one: OpenUse, new: ArrivingRequest, forecast: Forecast, others_waiting: int, first_after_s: float
+    ) -> None:
+        """Take over a promise that a gateway has given, whatever is known here: the client has been promised it.
+
+        Args:
+            one: Use of the targets by the request.
+            new: The request.
+            forecast: Prediction of the request as one without a promise.
+            others_waiting: Number of requests that wait without a promise.
+            first_after_s: Seconds from its arrival after which it comes first.
+        """
+        assert new.slo.promise is not None
+        wait_s = self._wait_s(forecast, one.due_s)
+        use = _use(new.slo.targets, forecast, wait_s)
+        if use is not None:
+            one.of_promised = max(use, _LEAST_USE)
+            one.prediction = self._classes[one.slo_class].uses.predict(one.of_promised)
+            one.slack_s = max(one.least_s * (1.0 - one.of_promised) - first_after_s, 0.0)
+        one.service_s = self._service_s(new, forecast)
+        one.wait_s = first_after_s + wait_s
+        one.promised = Promised(new.slo.promise.level, one.service_s * others_waiting, first_after_s)
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting[one] = None
 
     def begins(self, one: OpenUse, now_s: float) -> None:
         """Record that the first token of a request is known to be out."""
@@ -273,6 +304,11 @@ class Promising:
         if one.prediction is not None:
             used = 0.0 if one.targets.e2e_s is None else max(now_s - one.arrival_s, 0.0) / one.targets.e2e_s
             self._classes[one.slo_class].uses.left(one.prediction, used)
+
+    def _service_s(self, new: ArrivingRequest, forecast: Forecast) -> float:
+        """Return the seconds that the prompt takes of the engine; 0 if that is not known."""
+        passed_s = max((self._seen_s or 0.0) - new.arrival_s, 0.0)
+        return 0.0 if forecast.ttft is None else max(forecast.ttft.unqueued_s - passed_s, 0.0)
 
     def _wait_s(self, forecast: Forecast, due_s: float) -> float:
         """Return the seconds for which a promised request is predicted to wait for the ones that are due earlier."""

@@ -14,6 +14,7 @@ import atexit
 import functools
 import weakref
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 from sloserve.core.clock import Clock
@@ -313,8 +314,11 @@ class FrontEnd:
         observed.together = whose_call.together_with(accepted[-1].observed if accepted else None)
         if task is not None:
             observed.together.is_let_in = task.is_let_in
+        slo = observed.slo if task is None else task.slo_at_admission(observed.slo, observed.arrival_s)
+        if http is not None and slo.promise is not None:
+            slo = replace(slo, promise=replace(slo.promise, given_after_s=http.headers.given_after_s))
         new = ArrivingRequest(
-            observed.slo if task is None else task.slo_at_admission(observed.slo, observed.arrival_s),
+            slo,
             observed.arrival_s,
             prompt_tokens(prompt),
             sampling_params.max_tokens,

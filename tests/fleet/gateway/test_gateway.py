@@ -525,7 +525,7 @@ def test_a_request_that_no_instance_takes_uses_no_tokens(tmp_path: Path) -> None
     run(test)
 
 
-def test_a_gateway_promises_and_its_engine_is_asked_to_confirm(tmp_path: Path) -> None:
+def test_a_gateway_promises_and_its_engine_takes_the_promise_over(tmp_path: Path) -> None:
     """A refused promise never reaches an engine; without one an engine is asked for none, whatever its class has."""
     asks = {"x-slo-ttft-ms": "60000", "x-slo-promise": "0.9"}
     falls_back = asks | {"x-slo-promise-fallback": "1"}
@@ -539,10 +539,14 @@ def test_a_gateway_promises_and_its_engine_is_asked_to_confirm(tmp_path: Path) -
                 learning = await to.complete(f"{i}", headers=falls_back, stream=True)
                 assert learning.headers["x-slo-promised"] in ("none;why=unknown", "0.9")
             assert to.first.came[0]["x-slo-promise"] == "0"
-            assert "x-slo-promise-fallback" not in to.first.came[0]
+            assert "x-slo-promise-fallback" not in to.first.came[0] and "x-slo-promised" not in to.first.came[0]
+            forged = await to.complete("more", headers={"x-slo-promised": "0.9;first-ms=0"}, stream=True)
+            assert forged.status_code == 200 and "x-slo-promised" not in to.first.came[-1]
             given = await to.complete("last", headers=asks, stream=True)
             assert given.status_code == 200 and given.headers.get_list("x-slo-promised") == ["0.9"]
             assert to.first.came[-1]["x-slo-promise"] == "0.9" and to.first.came[-1]["x-slo-promise-fallback"] == "1"
+            level, _, first_ms = to.first.came[-1]["x-slo-promised"].partition(";first-ms=")
+            assert level == "0.9" and 0 <= int(first_ms) < 60_000
             to.first.active = None
             await until(lambda: not to.served.gateway.parts.instances.serving("chat", _now(to)))
             gone = await to.complete("none", headers=asks, stream=True)

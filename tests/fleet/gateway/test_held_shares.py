@@ -65,6 +65,21 @@ def test_what_a_silent_agent_reported_counts_no_more() -> None:
 
 
 @pytest.mark.parametrize("shares", [None, SHARES])
+def test_a_promised_request_comes_first_from_its_time_on_also_before_what_is_overdue(
+    shares: ShareSettings | None,
+) -> None:
+    instances = full()
+    held = HeldRequests(instances, 9, shares)
+    overdue = waiting("a", 1.0)
+    promised = [HeldRequest("m", "c", 0.0, 9.0, tenant="a", first_from_s=first_s) for first_s in (6.0, 4.0)]
+    later = HeldRequest("m", "c", 0.0, 20.0, tenant="a", first_from_s=12.0)
+    for one in (overdue, *promised, later, soon := waiting("a", 11.0)):
+        assert held.arrived(one, 0.0) is None
+    reported(instances, 5, {}, now_s=7.0)
+    assert [one for one, _ in held.let_go(7.0)] == [promised[1], promised[0], overdue, soon, later]
+
+
+@pytest.mark.parametrize("shares", [None, SHARES])
 def test_without_shares_or_with_one_tenant_deadlines_alone_decide(shares: ShareSettings | None) -> None:
     instances = full({"a": 99.0})
     held = HeldRequests(instances, 2, shares)

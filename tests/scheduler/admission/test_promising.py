@@ -213,3 +213,24 @@ def test_few_promises_are_broken_at_one_and_a_half_times_the_load(seed: int) -> 
     broken = sum(use > 1.0 for use in server.uses)
     assert given > 0.5 * offered  # the server can serve two of three
     assert broken <= 0.01 * given
+
+
+def test_a_promise_of_a_gateway_is_taken_over_before_anything_is_known() -> None:
+    server = PromisedFirst()
+    given = replace(WISH, given_after_s=0.5)
+    ticket = server.offer(request(T0, promise=given))
+    assert ticket.promised is not None and (ticket.promised.level, ticket.promised.first_after_s) == (0.99, 0.5)
+    server.until(T0 + 1.0)
+    assert not server.admission._promising.waiting and len(server.uses) == 1
+    with pytest.raises(PromiseRefused, match="are needed to tell"):
+        server.offer(request(T0 + 2.0))
+
+
+def test_what_was_taken_over_is_ahead_of_later_promises() -> None:
+    """Thirty requests that a gateway promised take three seconds, so that nothing due before their end is promised."""
+    server = taught()
+    for _ in range(30):
+        assert server.offer(request(T0 + 50.0, 1.0, replace(WISH, given_after_s=0.0))).promised is not None
+    with pytest.raises(PromiseRefused):
+        server.offer(request(T0 + 50.0, 1.5))
+    assert server.offer(request(T0 + 50.0, 60.0)).promised is not None

@@ -6,6 +6,7 @@ import gc
 import math
 import weakref
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -202,6 +203,20 @@ def test_a_client_cannot_state_that_it_was_promised(metrics: Metrics) -> None:
     server.extra_args = {PROMISED_KEY: 1.0, "mine": 1}
     server.serve(server.http())
     assert server.sent == {"mine": 1}
+
+
+def test_a_promise_of_a_gateway_is_taken_over_before_the_engine_knows_anything(metrics: Metrics) -> None:
+    server = Server(policy="edf")
+    headers = [(b"x-slo-ttft-ms", b"2000"), (b"x-slo-promise", b"0.9"), (b"x-slo-promised", b"0.9;first-ms=250")]
+    for trusts, first in ((True, 0.25), (False, None)):
+        http = HTTPContext(server.clock.monotonic_s())
+        http.read_headers([*headers, (b"x-slo-promise-fallback", b"1")], replace(server.rules, trusts_gateway=trusts))
+        server.serve(http)
+        first_s = promised_first_s(server.sent)
+        assert (first_s is None) is (first is None) and len(http.promised) == 1
+        if first is not None and first_s is not None:
+            assert first_s - T0 - http.arrival_s == pytest.approx(first)
+            assert metrics.served[-1].promise == "kept"
 
 
 def test_order_of_arrival_keeps_no_promise(metrics: Metrics) -> None:

@@ -83,6 +83,7 @@ class LiveFleet(Dispatcher):
                 prefixes=options.prefixes and fleet.gateway.affinity,
                 shares=options.share,
                 compared=options.compared,
+                promises=view.promises,
             )
             for _ in range(options.gateways)
         ]
@@ -139,10 +140,15 @@ class LiveFleet(Dispatcher):
         else:
             self._store.accept(request, line_output_tokens(request.most_tokens), 0.0)
 
+    def began(self, request_id: str, view: FleetView) -> None:
+        gateway = self._gateway_of.get(request_id)
+        if gateway is not None:
+            gateway.began(request_id, view.now_s)
+
     def ended(self, request_id: str, tokens: int, view: FleetView) -> None:
         sent = self._where.pop(request_id).ended(request_id, tokens, view.now_s, complete=True)
         if sent.ref is None:
-            self._gateway_of.pop(request_id).ended(request_id, tokens)
+            self._gateway_of.pop(request_id).ended(request_id, tokens, view.now_s)
 
     def tick(self, view: FleetView) -> Sequence[Operation]:
         now_s = view.now_s

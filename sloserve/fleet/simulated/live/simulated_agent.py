@@ -123,7 +123,7 @@ class SimulatedAgent:
                 self._leave(one, now_s)
                 continue
             for sent in one.resume():
-                self._operations.append(Give(sent.request.request_id, one.view.name))
+                self._operations.append(Give(sent.request.request_id, one.view.name, sent.request.promised))
             if one.is_woken:
                 one.is_woken = False
                 self._pull(one, now_s)
@@ -247,7 +247,7 @@ class SimulatedAgent:
         durable = ref is not None and (not self._options.one_queue or self._options.park)
         one.begin(request, ref, now_s, durable=durable)
         self._where[request.request_id] = one
-        self._operations.append(Give(request.request_id, one.view.name))
+        self._operations.append(Give(request.request_id, one.view.name, request.promised))
 
     def _preempt(self, one: AgentInstance, request_id: str, now_s: float) -> None:
         tokens = one.view.generated(request_id)

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sloserve.core.errors import PromiseRefused
 from sloserve.core.request import PREFIX_BLOCK_TOKENS
 from sloserve.core.slo import ClassTable
 from sloserve.fleet.contract.endpoint import Refusal
@@ -18,6 +19,7 @@ from sloserve.fleet.gateway.prediction import Pace, Work
 from sloserve.fleet.gateway.prefixes import Beginning, chained
 from sloserve.fleet.planning.snapshot import serving_of
 from sloserve.fleet.simulated.dispatcher import WaitingRequest
+from sloserve.fleet.simulated.live.simulated_promises import SimulatedPromises
 from sloserve.fleet.streamed import Streamed
 
 
@@ -47,10 +49,18 @@ class SimulatedGateway:
         prefixes: Whether expected hits in prefix caches count.
         shares: Whether requests are held by the shares of their tenants, if the settings have any.
         compared: Most instances that are all compared for one stream.
+        promises: Whether streams ask for promises, and engines can keep them.
     """
 
     def __init__(
-        self, fleet: Fleet, send: Send, *, prefixes: bool, shares: bool = True, compared: float = COMPARED
+        self,
+        fleet: Fleet,
+        send: Send,
+        *,
+        prefixes: bool,
+        shares: bool = True,
+        compared: float = COMPARED,
+        promises: bool = False,
     ) -> None:
         self._send = send
         self._classes: ClassTable = fleet.settings.classes
@@ -60,6 +70,7 @@ class SimulatedGateway:
         self._instances = Instances(paces, prefixes, compared)
         tenant_shares = fleet.settings.tenant_shares if shares else None
         self._held = HeldRequests(self._instances, fleet.gateway.max_held, tenant_shares)
+        self._promises = SimulatedPromises(fleet.settings.classes.names) if promises else None
         self._streams: dict[str, _StreamState] = {}
         self._of: dict[HeldRequest, str] = {}
 
@@ -72,14 +83,17 @@ class SimulatedGateway:
         """Place a stream that has come, or has come back from an instance; return ``False`` if it is turned away."""
         stream = self._streams.get(request.request_id)
         if stream is None:
-            stream = self._new(request, now_s)
+            try:
+                stream = self._new(request, now_s)
+            except PromiseRefused:
+                return False
         elif stream.sent is not None:
             stream.held.sent_back(now_s - stream.sent_s)
             stream.sent.end(refused=True, gone=True)
         try:
             self._place(stream, now_s)
         except HoldFull:
-            self._forget(stream)
+            self._forget(stream, None, now_s)
             return False
         return True
 
@@ -92,13 +106,18 @@ class SimulatedGateway:
         for held in [one for one in self._held if one.refused_s <= now_s]:
             self._held.left(held)
             stream = self._streams[self._of[held]]
-            self._forget(stream)
+            self._forget(stream, None, now_s)
             yield stream.request.request_id
 
-    def ended(self, request_id: str, tokens: int) -> None:
+    def began(self, request_id: str, now_s: float) -> None:
+        """Record that the first token of a stream has come."""
+        if self._promises is not None:
+            self._promises.began(request_id, now_s)
+
+    def ended(self, request_id: str, tokens: int, now_s: float) -> None:
         """Record that an output is complete."""
         stream = self._streams[request_id]
-        self._forget(stream)
+        self._forget(stream, tokens, now_s)
         whole = Streamed(tokens + 1)  # and the event that says that it is the last
         self._meter.ended(stream.request.model, stream.request.slo_class, whole, None)
 
@@ -112,6 +131,10 @@ class SimulatedGateway:
         return self._meter.report(self._held, now_s)
 
     def _new(self, request: WaitingRequest, now_s: float) -> _StreamState:
+        if self._promises is not None:
+            serving = len(self._instances.serving(request.model, now_s))
+            request = replace(request, promised=self._promises.arrived(request, serving, now_s))
+        promised = request.promised
         self._meter.arrived(request.model, request.slo_class, request.prompt_tokens, now_s)
         output = self._meter.output_tokens(request.model, request.slo_class, request.most_tokens)
         aged_s = request.arrival_s + self._classes[request.slo_class].aged_after_s
@@ -125,6 +148,7 @@ class SimulatedGateway:
             work=Work(1, request.prompt_tokens, output),
             prompt=beginnings_of(request),
             tenant=request.tenant,
+            first_from_s=None if promised is None else request.arrival_s + promised.first_after_s,
         )
         self._of[held] = request.request_id
         stream = self._streams[request.request_id] = _StreamState(request, held)
@@ -144,7 +168,9 @@ class SimulatedGateway:
         stream.sent, stream.sent_s = flight, now_s
         return True
 
-    def _forget(self, stream: _StreamState) -> None:
+    def _forget(self, stream: _StreamState, tokens: int | None, now_s: float) -> None:
+        if self._promises is not None:
+            self._promises.ended(stream.request.request_id, tokens, now_s)
         del self._streams[stream.request.request_id], self._of[stream.held]
         if stream.sent is not None:
             stream.sent.end()
