@@ -86,10 +86,14 @@ def leaving() -> pd.DataFrame:
     return _table(lines, "points off among clients that stay")
 
 
-def kept() -> pd.DataFrame:
-    """Return by load, policy and who asks what promises were given and broken, and the share of requests in time."""
+def kept(name: str = "promises_kept") -> pd.DataFrame:
+    """Return by load, policy and who asks what promises were given and broken, and the share of requests in time.
+
+    Args:
+        name: Name of the file of results.
+    """
     runs: dict[tuple[float, str, str], list[dict[str, Any]]] = {}
-    for row in saved("promises_kept")["runs"]:
+    for row in saved(name)["runs"]:
         runs.setdefault((row["load"], row["policy"], row["asks"]), []).append(row)
     lines = {}
     for (load, policy, asks), found in sorted(runs.items()):

@@ -649,6 +649,12 @@ def promises_kept() -> pd.DataFrame:
     return promises.kept()
 
 
+@table("promises.fleet")
+def promises_fleet() -> pd.DataFrame:
+    """Promises that a fleet in virtual time gives and keeps."""
+    return promises.kept("promises_fleet")
+
+
 @table("promises.cpu")
 def promises_cpu() -> pd.DataFrame:
     """Return what clients measured on vLLM's engine on a CPU."""

@@ -163,7 +163,8 @@ class PluginSettings(_Settings):
         tenant_default: The most urgent class of other tenants; ``None`` for no limit.
         tenant_headers: Names of the headers that state the tenant.
         keys: File of keys, each of which stands for a tenant; ``None``: requests need no key of ours.
-        trusted_proxies: Networks from which a header may name a tenant, where there is no file of keys.
+        trusted_proxies: Networks from which a header may name a tenant, or state a gateway's promise, where there is no
+            file of keys.
         tenant_shares: How tenants share the engine; ``None``: policies do not see tenants.
         max_body_bytes: Most bytes of a request body.
         max_tenant_labels: Most tenants with metrics of their own; the rest is ``other``.

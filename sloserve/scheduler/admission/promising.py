@@ -56,8 +56,12 @@ RESERVE: Final = 0.5
 
 A risk is the least of several shares, which is less than each of them is on average.
 """
-PATIENCE: Final = 0.5
-"""Part of the time that a promised request has to spare for which it is served in the policy's own order."""
+PATIENCE: Final = 0.9
+"""Part of the time that a promised request has to spare for which it is served in the policy's own order.
+
+With half of it promised batches went before chats without a promise that would have been in time: at 1.5 times the load
+0.88 of the requests that are in time without promises were so with them, with nine tenths 0.91.
+"""
 _DEADLINES_AT_REST: Final = 4096
 """Deadlines of requests that have ended up to which they are not dropped."""
 _ROUNDING: Final = 1e-9
