@@ -5,7 +5,18 @@ tenant with no more than their mean is on level 1, and so on. Requests of lower 
 policy decides. So a tenant within its share competes with no tenant that is beyond its own, and of two tenants beyond
 their shares, the one that has had less comes first, even while others that ask for little pull the mean down.
 
-docs/tenants.md says what bound follows for the service of two tenants that always have requests waiting.
+docs/tenants.md states the bound that follows: of two tenants that always have requests waiting, the one with more
+service per weight ``x`` exceeds the other, B, by at most ``n (1 + T / w)`` seconds, where ``n`` is the sum of the
+weights of all tenants with requests over B's weight, ``w`` the least weight, and ``T`` the longest time that a request
+runs from its admission on, plus the time between two plans.
+
+Proof. Let ``M`` be the greatest ``x`` of all tenants, and A a tenant with a request that is admitted before B's. Then A
+is on no higher level than B. So there is a set of tenants, A and B among them, with a mean that A exceeds by at most
+``SAME_LEVEL_S`` (one second; nothing on level 0), and leaving tenants below B out of the set only raises the mean. B's
+part of the weights of that set is at least ``1 / n``, so that ``x(A) <= (1 - 1 / n) M + x(B) / n + 1``. Afterwards
+``x(A)`` grows by at most ``T / w`` before A's request ends, since a tenant is charged at most one second a second. A
+tenant that passes this limit is admitted no more requests before B. So ``M <= (1 - 1 / n) M + x(B) / n + 1 + T / w``,
+which is ``M - x(B) <= n (1 + T / w)``. Decay only brings tenants closer together.
 """
 
 from dataclasses import dataclass
