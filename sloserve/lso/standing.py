@@ -15,8 +15,8 @@ is on no higher level than B. So there is a set of tenants, A and B among them, 
 ``SAME_LEVEL_S`` (one second; nothing on level 0), and leaving tenants below B out of the set only raises the mean. B's
 part of the weights of that set is at least ``1 / n``, so that ``x(A) <= (1 - 1 / n) M + x(B) / n + 1``. Afterwards
 ``x(A)`` grows by at most ``T / w`` before A's request ends, since a tenant is charged at most one second a second. A
-tenant that passes this limit is admitted no more requests before B. So ``M <= (1 - 1 / n) M + x(B) / n + 1 + T / w``,
-which is ``M - x(B) <= n (1 + T / w)``. Decay only brings tenants closer together.
+tenant that passes this limit is admitted no more requests before B. Therefore ``M`` is at most ``(1 - 1 / n) M + x(B) /
+n + 1 + T / w``, which means that ``M - x(B)`` is at most ``n (1 + T / w)``. Decay only brings tenants closer together.
 """
 
 from dataclasses import dataclass
