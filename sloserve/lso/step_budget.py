@@ -11,7 +11,6 @@ plan holds.
 No paper has it: Sarathi-Serve's budget is one number for a deployment, chosen so that a full step keeps the TPOT.
 """
 
-from bisect import bisect_right
 from collections import deque
 from typing import Final
 
@@ -19,14 +18,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.core.kernels.requests import places_stated, split_running
-from sloserve.core.kernels.step_budget import (
-    Decoding,
-    PromiseColumns,
-    StepPrompts,
-    any_promised,
-    decoding,
-    step_prompts,
-)
+from sloserve.core.kernels.step_budget import Decoding, PromiseColumns, any_promised, decoding, step_prompts
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.decode_first import PREFILL_COLUMNS, progress_columns
@@ -34,6 +26,7 @@ from sloserve.lso.drafted import DRAFT_COLUMNS, tokens_per_step
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.lso.plan import EngineFacts
+from sloserve.lso.prompts_beside_decodes import LEAST_CHUNK, PromptsBesideDecodes
 
 MOST_PROMPTS: Final = 64
 """Waiting prompts that are looked at: what one step can begin, and what recent long steps could have saved."""
@@ -52,89 +45,8 @@ SPREAD_SHARE: Final = 0.125
 
 A request that is spread holds a slot without a token. Half and twice the share have the same gain, in virtual time.
 """
-SPREAD_COST: Final = 1.5
-"""Most cost of a prompt token for the decodes if it is spread, in multiples of its cost in a full step.
-
-The decodes also end sooner.
-"""
-NEARLY_FREE: Final = 1.03
-"""Factor by which a step of spread prompts may be longer than its decodes alone.
-
-Reading the weights leaves room for some prompt tokens.
-"""
-LEAST_CHUNK: Final = 64
-"""Tokens of the smallest chunk that the least share pays out: each chunk reads its prefix again."""
 _SACRIFICED: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 """Shares of the running requests that may lose their pace, of which the best is taken."""
-
-
-class _Prompts:
-    """Prompts in order of service, beside the decodes of a step."""
-
-    def __init__(self, found: StepPrompts, decodes: StepLoad, engine: EngineFacts) -> None:
-        self.found, self.decodes, self.latency = found, decodes, engine.step_latency
-        self._multiple, self._longest = engine.layout.chunk_multiple, engine.chunk_tokens
-        self._decode_tokens = decodes.decode_seqs * engine.decode_tokens
-
-    @property
-    def left(self) -> int:
-        """Tokens to compute of all of them."""
-        return self.found.end(len(self.found) - 1)
-
-    def load(self, tokens: int) -> StepLoad:
-        """Return the step that computes ``tokens`` prompt tokens, in order."""
-        # A step below one multiple may end a chunk anywhere.
-        multiple = self._multiple if self._decode_tokens + tokens >= self._multiple else 1
-        if multiple == 1 and self._longest is None:
-            done, chunks, pairs = self.found.load(tokens)
-        else:
-            done, chunks, pairs = self.found.in_chunks(tokens, self._longest or max(tokens, 1), multiple)
-        decodes = self.decodes
-        return StepLoad(done, chunks, decodes.decode_seqs, decodes.decode_context_tokens, pairs)
-
-    def within(self, seconds: float, most: int) -> int:
-        """Return the prompt tokens of the largest step of at most ``seconds`` and ``most`` prompt tokens."""
-        # What the latency promises for one chunk bounds them all: that is where it says how far it can be trusted.
-        most = min(most, self.latency.prefill_within(seconds, self.decodes, 0))
-        if self._longest is not None:  # in chunks the order of service says nothing of what a step computes whole
-            return bisect_right(range(1, most + 1), seconds, key=lambda tokens: self.latency.step_s(self.load(tokens)))
-        found = self.found
-        low, high = 0, bisect_right(range(len(found)), most, key=found.end)
-        while low < high:  # how many prompts fit as a whole
-            middle = (low + high + 1) // 2
-            if self.latency.step_s(self.load(found.end(middle - 1))) <= seconds:
-                low = middle
-            else:
-                high = middle - 1
-        done = found.end(low - 1) if low else 0
-        if low == len(found) or done >= most:
-            return min(done, most)
-        part = self.latency.prefill_within(seconds, self.load(done), found.prefix(low))
-        return min(done + min(part, found.end(low) - done), most)
-
-    def spread(self, steps: int, full: StepLoad, full_s: float, alone_s: float) -> int:
-        """Return the prompt tokens of a step if all prompts are computed evenly over the next ``steps``.
-
-        If a prompt becomes late by that, the result is the prompt tokens of ``full``. Where every step with prompts
-        takes longer, however few their tokens (no CUDA graph holds it, say), they are computed over fewer steps, see
-        ``SPREAD_COST``.
-
-        Args:
-            steps: Number of steps, at least 1.
-            full: The largest step.
-            full_s: Seconds that it takes.
-            alone_s: Seconds that the decodes take alone.
-        """
-        nearly_free = self.latency.prefill_within(NEARLY_FREE * alone_s, self.decodes, 0)
-        tokens, step_s = max(self.left // steps, nearly_free, LEAST_CHUNK), full_s
-        while tokens < full.prefill_tokens:
-            step_s = self.latency.step_s(self.load(tokens))
-            if (step_s - alone_s) * full.prefill_tokens <= SPREAD_COST * (full_s - alone_s) * tokens:
-                break
-            tokens *= 2
-        if tokens >= full.prefill_tokens or self.found.late_by_token(step_s / tokens, full_s / full.prefill_tokens):
-            return full.prefill_tokens
-        return tokens
 
 
 class StepBudget:
@@ -259,7 +171,7 @@ class StepBudget:
             return None
         latency, starts_s = engine.step_latency, now_s + engine.busy_s
         beside = StepLoad(decode_seqs=decodes.size, decode_context_tokens=context_tokens + decodes.size)
-        prompts = _Prompts(found, beside, engine)
+        prompts = PromptsBesideDecodes(found, beside, engine)
         alone_s = latency.step_s(beside)
         full = prompts.load(min(most, prompts.left))
         full_s = latency.step_s(full)
@@ -374,7 +286,9 @@ def promise_columns(rows: Rows) -> PromiseColumns:
     )
 
 
-def _worth_most(prompts: _Prompts, decoding: Decoding, full: StepLoad, full_s: float, arrival_rate: float) -> float:
+def _worth_most(
+    prompts: PromptsBesideDecodes, decoding: Decoding, full: StepLoad, full_s: float, arrival_rate: float
+) -> float:
     """Return the length of step that loses the fewest requests, in seconds, see :class:`StepBudget`."""
     full_rate = full.prefill_tokens / full_s
     pending, num_decodes = prompts.left, prompts.decodes.decode_seqs
