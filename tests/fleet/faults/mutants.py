@@ -242,7 +242,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a request that was refused keeps its place in the gateway's view",
-        "gateway.forward",
+        "gateway.dispatch",
         "        sent.end(refused=refused, gone=gone)\n        self._parts.hold",
         "        self._parts.hold",
     ),

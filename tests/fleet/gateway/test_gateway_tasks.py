@@ -7,9 +7,9 @@ import pytest
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
+from sloserve.fleet.gateway.accounting import RequestAccounting
 from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.forward import RequestAccounting
 from sloserve.fleet.gateway.gateway_request import GatewayRequest, GatewayRequestReader
 from sloserve.fleet.gateway.gateway_tasks import GatewayTasks
 from sloserve.fleet.gateway.held import Hold
