@@ -18,11 +18,11 @@ from sloserve.fleet.agent.costs import Costs
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_logs import rotate
 from sloserve.fleet.agent.engine_note import EngineNote, read_note
-from sloserve.fleet.agent.engine_set import HostParts
 from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
 from sloserve.fleet.agent.forwarding.forwarder_job import ForwarderJob
 from sloserve.fleet.agent.forwarding.forwarders import Forwarders, ForwarderSettings
 from sloserve.fleet.agent.host_fence import HostFence
+from sloserve.fleet.agent.host_parts import HostParts
 from sloserve.fleet.agent.host_processes import HostProcesses
 from sloserve.fleet.agent.instance import Instance, NoDurableWork
 from sloserve.fleet.agent.listening import UNIX, address_of, listening_on

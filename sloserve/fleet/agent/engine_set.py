@@ -1,30 +1,22 @@
 """The engines of one instance: one is active, others sleep. It switches models by the cheapest valid method."""
 
 import asyncio
-import itertools
 import logging
-import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from sloserve.core.clock import Clock
 from sloserve.core.errors import EngineError
 from sloserve.fleet.agent.alike import are_alike
-from sloserve.fleet.agent.canaries import Canaries
-from sloserve.fleet.agent.costs import Costs
-from sloserve.fleet.agent.engine import Engine, EngineLimits
+from sloserve.fleet.agent.engine import Engine
 from sloserve.fleet.agent.engine_client import EngineClient
-from sloserve.fleet.agent.engine_logs import log_path
-from sloserve.fleet.agent.engine_note import EngineNote, digest_of_start
-from sloserve.fleet.agent.engine_spec import EngineProcess, EngineSpec, Launcher, ServedModel
-from sloserve.fleet.agent.memory import HostMemory
+from sloserve.fleet.agent.engine_note import EngineNote
+from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
+from sloserve.fleet.agent.engine_starter import EngineStarter
+from sloserve.fleet.agent.host_parts import HostParts
 from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
-from sloserve.fleet.agent.tenant_service import TenantService
-from sloserve.scheduler.settings import ADMIN_KEY
 from sloserve.scheduler.virtual_queues.contract import ModelState
 
 logger = logging.getLogger(__name__)
@@ -32,39 +24,6 @@ logger = logging.getLogger(__name__)
 _ABORT_S: Final = 5.0
 _MOST_EMPTY: Final = 2
 """Most engines of an instance that sleep without weights: each still holds a process and a context on the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostParts:
-    """State that the instances of a host share.
-
-    Args:
-        launcher: Launcher that starts the engines.
-        run_folder: Folder of sockets, for this user alone; its path is short, since a socket's has at most 107 bytes.
-        log_folder: Folder of engines' logs.
-        memory: Host memory that sleeping models hold.
-        costs: Measured costs of switches.
-        clock: Clock of this process.
-        canaries: Recorded canary outputs.
-        limits: Times that an engine may take.
-        sockets: Numbers for the names of sockets.
-        service: Recent service of tenants; ``None`` where they have no shares.
-        note: Function that keeps a note about an engine's process for the next agent.
-        renewing: Lock under which one instance at a time replaces an outdated engine.
-    """
-
-    launcher: Launcher
-    run_folder: Path
-    log_folder: Path
-    memory: HostMemory
-    costs: Costs
-    clock: Clock
-    canaries: Canaries = field(default_factory=Canaries)
-    limits: EngineLimits = EngineLimits()
-    sockets: "itertools.count[int]" = field(default_factory=itertools.count)
-    service: TenantService | None = None
-    note: Callable[[EngineProcess, bytes], None] = lambda process, note: None
-    renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class EngineSet:
@@ -86,8 +45,8 @@ class EngineSet:
         died: Callable[[Engine], None],
         environment: Mapping[str, str],
     ) -> None:
-        self._environment = environment
         self._instance, self._models, self._host, self._died = instance, models, host, died
+        self._starter = EngineStarter(instance, models, host, environment)
         self.active: Engine | None = None
         self.wish: tuple[str, ...] | None = None
         """Models to keep in host memory, the most needed first; ``None`` before any were named."""
@@ -188,7 +147,7 @@ class EngineSet:
 
     def is_outdated(self, engine: Engine) -> bool:
         """Return whether an engine would be started with something else today."""
-        return engine.start != self._digest(engine.model)
+        return engine.start != self._starter.digest(engine.model)
 
     def has(self, engine: Engine) -> bool:
         """Return whether the engine runs, and is one of these."""
@@ -239,7 +198,7 @@ class EngineSet:
         elif method is SwitchMethod.IN_PLACE:
             was_outdated = self.is_outdated(engine)
             await engine.read_weights(base)
-            engine.start = engine.start if was_outdated else self._digest(base)
+            engine.start = engine.start if was_outdated else self._starter.digest(base)
         elif not method.stays:
             await engine.wake()
             host.memory.free(self._instance, base.name)
@@ -262,28 +221,7 @@ class EngineSet:
         logger.info("%s: model %s serves, by method %s in %.2f s", self._instance, model.name, method, seconds)
 
     async def _start(self, model: ServedModel) -> Engine:
-        host, key = self._host, secrets.token_urlsafe(16)
-        has_adapters = self._has_adapters(model)
-        environment = {**self._environment, **model.environment, "VLLM_SERVER_DEV_MODE": "1", ADMIN_KEY: key}
-        environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if has_adapters else {}
-        socket = host.run_folder / f"{next(host.sockets)}.sock"
-        socket.unlink(missing_ok=True)
-        arguments = [model.model, "--uds", str(socket), "--served-model-name", model.name]
-        arguments += ["--disable-access-log-for-endpoints", "/health"]  # asked each second
-        arguments += [*(["--enable-lora"] if has_adapters else []), *model.flags]
-        log = log_path(host.log_folder, self._instance, model.name)
-        note = msgspec.json.encode(EngineNote(self._instance, model.name, self._digest(model), str(socket), key))
-        try:
-            process = await host.launcher.launch(EngineSpec(tuple(arguments), environment, socket, log, note))
-        except OSError as error:
-            raise EngineError(f"model {model.name} cannot be started: {error}") from error
-        at = model.attached
-        if at is None:
-            client = EngineClient(socket, key)
-        else:
-            client = EngineClient(socket, at.admin_key or "", at=at.url, key=at.key)
-        engine = Engine(model, process, client, host.limits)
-        engine.start = self._digest(model)
+        engine, log = await self._starter.launch(model)
         self._add(engine)
         try:
             await engine.ready()
@@ -324,12 +262,6 @@ class EngineSet:
             self._host.canaries.of(names),
         )
         self._host.note(engine.process, msgspec.json.encode(note))
-
-    def _digest(self, model: ServedModel) -> str:
-        return digest_of_start(model, self._environment, self._has_adapters(model))
-
-    def _has_adapters(self, model: ServedModel) -> bool:
-        return any(other.adapter_of == model.name for other in self._models.values())
 
     # Leaving.
 

@@ -21,8 +21,9 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.agent.engine import Engine
 from sloserve.fleet.agent.engine_note import EngineNote
 from sloserve.fleet.agent.engine_requests import InFlightRequest, TakenRequest, line_of, passed_on, stream_of
-from sloserve.fleet.agent.engine_set import EngineSet, HostParts
+from sloserve.fleet.agent.engine_set import EngineSet
 from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
+from sloserve.fleet.agent.host_parts import HostParts
 from sloserve.fleet.agent.pulse import Pulse
 from sloserve.fleet.agent.recent_prefixes import RecentPrefixes
 from sloserve.fleet.agent.renewal import follow_settings

@@ -13,10 +13,10 @@ from sloserve.fleet.agent.agent_server import AgentServer
 from sloserve.fleet.agent.claims import cancelled
 from sloserve.fleet.agent.costs import SHARE_S, Costs, SharedCosts
 from sloserve.fleet.agent.engine import EngineLimits
-from sloserve.fleet.agent.engine_set import HostParts
 from sloserve.fleet.agent.engine_spec import ServedModel
 from sloserve.fleet.agent.following import Following
 from sloserve.fleet.agent.host_fence import HostFence
+from sloserve.fleet.agent.host_parts import HostParts
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.agent.memory import HostMemory
 from sloserve.fleet.agent.pulling import Pulling
