@@ -1,7 +1,6 @@
 """Keeps the request table in step with an engine: which request has which slot, and what its columns say."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final
@@ -12,17 +11,15 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.kernels.requests import slots_in_order
 from sloserve.core.rows import READ_COLUMNS, Rows, State
 from sloserve.core.stated import StatedSLO
+from sloserve.engine.adapters_in_use import AdaptersInUse
+from sloserve.engine.kept_elsewhere import KeptElsewhere
 from sloserve.engine.port import EngineRequest, RequestReader
-from sloserve.engine.step_counts import CHECKS, CountsDiffer, StepCounts
+from sloserve.engine.step_counts import CHECKS, StepCounts, check_columns
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
 
 _RUNNING = int(State.RUNNING)
 
-MOST_HEADS: Final = 64
-"""Requests at the head of the queue with hits in the prefix cache that are kept up to date, more than a step admits."""
-LOOKUPS: Final = 4
-"""Most heads looked up for one plan: a lookup costs some microseconds, a hit lasts for many steps."""
 FEWEST_FOLLOWED: Final = 1 if CHECKS else 64
 """Requests in a step from which on counts are followed.
 
@@ -52,13 +49,10 @@ class RequestTable:
         self._blocked: dict[int, EngineRequest] = {}
         self._loading: set[int] = set()
         self._unanswered: set[int] = set()  # admitted, without a first token so far as is known
-        self._computing: set[int] = (
-            set()
-        )  # admitted, with prefill tokens that no step has been given so far as is known
-        self._swapped: dict[int, EngineRequest] = {}
-        self._next_head = 0
-        self._lora_of: dict[str, int] = {}
-        self._loras: Counter[int] = Counter()
+        # Admitted, with prefill tokens that no step has been given so far as is known.
+        self._computing: set[int] = set()
+        self._elsewhere = KeptElsewhere(self.rows, reader, self.request_at)
+        self._adapters = AdaptersInUse()
         # Two reasons not to touch a request, kept apart: where the one ends, the other still holds.
         self._protected: set[int] = set()
         self._loras_short = False
@@ -66,10 +60,7 @@ class RequestTable:
 
     def add(self, request: EngineRequest, stated: StatedSLO) -> int | None:
         """Add a row for a newly queued request; return its slot, or ``None`` for a request that is not ours to plan."""
-        lora = self._reader.lora_id(request)
-        if lora is not None and request.request_id not in self._lora_of:
-            self._lora_of[request.request_id] = lora
-            self._loras[lora] += 1
+        self._adapters.add(request.request_id, self._reader.lora_id(request))
         if not self._reader.is_plannable(request):
             return None
         slot = self.rows.add(**self._reader.static_columns(request, stated))
@@ -80,8 +71,7 @@ class RequestTable:
         if self._reader.is_blocked(request):
             self.rows.state[slot] = State.BLOCKED
             self._blocked[slot] = request
-        self._note_swapped(slot, request)
-        self._note_hit(slot, request)
+        self._elsewhere.note(slot, request)
         self._mark(slot)
         return slot
 
@@ -94,8 +84,7 @@ class RequestTable:
             self._fill(slot, self._reader.live_columns(request, stated, now_s), self.rows.kept)
             self._unanswered.add(slot)
             self._computing.add(slot)
-            self._note_swapped(slot, request)
-            self._note_hit(slot, request)
+            self._elsewhere.note(slot, request)
         return slot
 
     def keep(self, needs: frozenset[str], slo_of: Mapping[str, StatedSLO], now_s: float) -> None:
@@ -105,7 +94,7 @@ class RequestTable:
         """
         new = self.rows.keep(_with_counts(needs))
         self._read = self._columns_to_read()
-        self._swapped.clear()
+        self._elsewhere.forget()
         self._counts.keep()
         self._unanswered.update(self.slot_of.values())
         for request_id, slot in self.slot_of.items():
@@ -115,26 +104,7 @@ class RequestTable:
                 self._reader.static_columns(request, stated) | self._reader.live_columns(request, stated, now_s),
                 new,
             )
-            self._note_swapped(slot, request)
-            self._note_hit(slot, request)
-
-    def _note_swapped(self, slot: int, request: EngineRequest) -> None:
-        """Note what the host pool keeps of a request that does not run; it is read again until the request does."""
-        if "swapped_tokens" not in self.rows.kept:
-            return
-        tokens = self._reader.swapped_tokens(request)
-        self.rows.swapped_tokens[slot] = tokens
-        if tokens:
-            self._swapped[slot] = request
-        else:
-            self._swapped.pop(slot, None)
-
-    def _note_hit(self, slot: int, request: EngineRequest) -> None:
-        """Note what the prefix cache holds of a request that waits; of one that runs, nothing."""
-        rows = self.rows
-        if "hit_tokens" in rows.kept:
-            waits = rows.state[slot] != _RUNNING
-            rows.hit_tokens[slot] = self._reader.hit_tokens(request, int(rows.hit_tokens[slot])) if waits else 0
+            self._elsewhere.note(slot, request)
 
     def note_items(self, heads: IntArray) -> None:
         """Note what the encoder has to compute for the waiting requests in these slots, as of now."""
@@ -148,15 +118,7 @@ class RequestTable:
 
     def look_up(self, order: IntArray) -> None:
         """Ask the prefix cache again about some of the first slots of ``order``, each in its turn."""
-        heads = min(order.size, MOST_HEADS)
-        if not heads or "hit_tokens" not in self.rows.kept:
-            return
-        for _ in range(min(LOOKUPS, heads)):
-            slot = int(order[self._next_head % heads])
-            self._next_head = (self._next_head + 1) % heads
-            request = self.request_at[slot]
-            if request is not None:
-                self._note_hit(slot, request)
+        self._elsewhere.look_up(order)
 
     def _columns_to_read(self) -> tuple[str, ...]:
         return tuple(sorted(self.rows.kept & READ_COLUMNS))
@@ -206,8 +168,7 @@ class RequestTable:
         self._counts.left(request.request_id, slot)
         rows = self.rows
         rows.state[slot] = State.PREEMPTED
-        self._note_swapped(slot, request)
-        self._note_hit(slot, request)
+        self._elsewhere.note(slot, request)
         for name, value in (
             ("computed_tokens", 0),
             ("kv_blocks", 0),
@@ -258,12 +219,7 @@ class RequestTable:
         if self._blocked:
             for slot in slots:
                 self._blocked.pop(int(slot), None)
-        if self._swapped:
-            for slot in slots:
-                if self._swapped.pop(int(slot), None) is not None:
-                    self.rows.swapped_tokens[slot] = 0
-        if "hit_tokens" in self.rows.kept:
-            self.rows.hit_tokens[slots] = 0
+        self._elsewhere.admitted(slots)
         if "cached_tokens" in self.rows.kept:
             for slot in slots:
                 cached_tokens = self._reader.cached_tokens(self.request_at[slot])
@@ -353,11 +309,7 @@ class RequestTable:
 
     def drop(self, request: EngineRequest) -> None:
         """Forget a request, with a row or without."""
-        lora = self._lora_of.pop(request.request_id, None)
-        if lora is not None:
-            self._loras[lora] -= 1
-            if not self._loras[lora]:
-                del self._loras[lora]
+        self._adapters.drop(request.request_id)
         slot = self.slot_of.pop(request.request_id, None)
         if slot is None:
             return
@@ -368,7 +320,7 @@ class RequestTable:
         self._loading.discard(slot)
         self._unanswered.discard(slot)
         self._computing.discard(slot)
-        self._swapped.pop(slot, None)
+        self._elsewhere.dropped(slot)
         self._protected.discard(slot)
         self.rows.free(slot)
 
@@ -398,7 +350,7 @@ class RequestTable:
         a paused request's, both would run in the next step, and the engine would crash. vLLM may also skip a preempted
         request.
         """
-        short = max_loras is not None and len(self._loras) > max_loras
+        short = max_loras is not None and len(self._adapters) > max_loras
         if short != self._loras_short:
             self._loras_short = short
             for slot in self.slot_of.values():
@@ -411,12 +363,12 @@ class RequestTable:
 
     def lora_of(self, slot: int) -> int | None:
         """Return the LoRA adapter of the request in ``slot``; ``None`` for the model itself."""
-        return self._lora_of.get(self.request_at[slot].request_id)
+        return self._adapters.of(self.request_at[slot].request_id)
 
     def _mark(self, slot: int) -> None:
         """Set whether a plan may preempt or pause the request in ``slot``: yes, unless a reason forbids it."""
         request = self.request_at[slot]
-        held = slot in self._protected or (self._loras_short and request.request_id in self._lora_of)
+        held = slot in self._protected or (self._loras_short and self._adapters.of(request.request_id) is not None)
         self.rows.preemptable[slot] = self.rows.pausable[slot] = not held and self._reader.may_be_skipped(request)
 
     def snapshot(
@@ -459,9 +411,7 @@ class RequestTable:
         it may give up or lose what it keeps.
         """
         rows = self.rows
-        if self._swapped:
-            for slot, request in list(self._swapped.items()):
-                self._note_swapped(slot, request)
+        self._elsewhere.read_swapped()
         running = rows.slots_in(State.RUNNING)
         if self._read and running.size:
             columns = {name: getattr(rows, name) for name in self._read}
@@ -469,18 +419,8 @@ class RequestTable:
             if to_read.size:
                 self._reader.read(self.request_at, to_read, columns)
             if CHECKS and to_read.size < running.size:
-                self._check(running, columns)
+                check_columns(self._reader, self.request_at, running, columns)
         return running
-
-    def _check(self, running: IntArray, columns: Mapping[str, IntArray]) -> None:
-        """Raise CountsDiffer if the columns do not hold what the requests say."""
-        said = {name: column.copy() for name, column in columns.items()}
-        self._reader.read(self.request_at, running, said)
-        for name, column in columns.items():
-            differ = running[column[running] != said[name][running]]
-            if differ.size:
-                where = f"{name} of {[self.request_at[slot].request_id for slot in differ.tolist()]}"
-                raise CountsDiffer(f"{where}: {column[differ].tolist()} counted, {said[name][differ].tolist()} read")
 
 
 def _with_counts(needs: frozenset[str]) -> frozenset[str]:

@@ -6,12 +6,13 @@ of output when its results are in. Where a step may have done anything else, all
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.kernels import StepCounts as Followed
 from sloserve.core.rows import READ_COLUMNS, Rows, State
+from sloserve.engine.port import RequestReader
 
 CHECK_VARIABLE: Final = "SLOSERVE_CHECK_COUNTS"
 """Variable of the environment that, if set, has counts read as well as followed; both must be equal."""
@@ -104,3 +105,23 @@ class StepCounts:
 
     def _columns(self, names: Sequence[str]) -> list[IntArray]:
         return [getattr(self._rows, name) for name in names]
+
+
+def check_columns(
+    reader: RequestReader, request_at: list[Any], slots: IntArray, columns: Mapping[str, IntArray]
+) -> None:
+    """Raise CountsDiffer if the columns do not hold what the requests say.
+
+    Args:
+        reader: Reads the engine's requests.
+        request_at: Request in each slot.
+        slots: Slots of the requests to check.
+        columns: Columns, by name.
+    """
+    said = {name: column.copy() for name, column in columns.items()}
+    reader.read(request_at, slots, said)
+    for name, column in columns.items():
+        differ = slots[column[slots] != said[name][slots]]
+        if differ.size:
+            where = f"{name} of {[request_at[slot].request_id for slot in differ.tolist()]}"
+            raise CountsDiffer(f"{where}: {column[differ].tolist()} counted, {said[name][differ].tolist()} read")

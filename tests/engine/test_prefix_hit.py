@@ -11,8 +11,9 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.rows import COLUMNS
 from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
 from sloserve.core.stated import StatedSLO
+from sloserve.engine.kept_elsewhere import LOOKUPS
 from sloserve.engine.prefix_hit import blocks_hit
-from sloserve.engine.request_table import LOOKUPS, RequestTable
+from sloserve.engine.request_table import RequestTable
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.lso.decode_first import uncomputed_tokens
