@@ -10,6 +10,8 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.rows import Rows, State
 from sloserve.core.slo import ClassTable
+from sloserve.engine.adapter_turns import with_adapter_turn
+from sloserve.engine.request_table import RequestTable
 from sloserve.lso.aged_turns import NO_TURNS, AgedTurns
 from sloserve.lso.decode_first import PREFILL_COLUMNS, unfinished
 from sloserve.scheduler.policy import NO_SLOTS, Plan, Snapshot
@@ -229,3 +231,40 @@ def ensure_progress(plan: Plan, snapshot: Snapshot) -> Plan:
     preempt = plan.preempt[plan.preempt != first]
     order = None if plan.waiting is None else plan.waiting[plan.waiting != first]
     return replace(plan, preempt=preempt, pause=NO_SLOTS, waiting=order)
+
+
+def guarded(
+    plan: Plan,
+    snapshot: Snapshot,
+    table: RequestTable,
+    *,
+    max_loras: int | None,
+    may_pause: bool,
+    may_preempt: bool,
+) -> Plan:
+    """Return the plan as far as all guards allow it.
+
+    Args:
+        plan: The policy's plan.
+        snapshot: The snapshot that it was made for.
+        table: Rows of the requests.
+        max_loras: Number of LoRA adapters that may run at once; ``None`` without adapters.
+        may_pause: Whether the engine can pause requests.
+        may_preempt: Whether the engine lets a plan preempt requests.
+    """
+    if snapshot.turns.aged.size or snapshot.has_levels:
+        order = plan.waiting
+        if order is None or snapshot.promises_at_s is not None:  # a policy may name only the requests that it admits
+            by_arrival = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
+            order = by_arrival if order is None else np.append(order, by_arrival[~np.isin(by_arrival, order)])
+        # Most policies put these turns and shares into their order themselves; the others get them here.
+        plan = replace(plan, waiting=snapshot.turns.weave(snapshot.by_level(order)))
+    if plan.preempt.size and plan.waiting is not None and snapshot.engine.encoder_tokens is not None:
+        table.note_items(plan.waiting[:1])
+    plan = keep_idle_victims(plan, snapshot)
+    plan = keep_prompts_whole(spare_decodes(plan, snapshot, table.protected_running()), snapshot)
+    if max_loras is not None and table.is_short_of_loras and (snapshot.has_levels or snapshot.turns.aged.size):
+        plan = with_adapter_turn(plan, snapshot, table.lora_of, max_loras)
+    if plan is Plan.IDENTITY:
+        return plan
+    return ensure_progress(drop_forbidden(plan, snapshot, may_pause=may_pause, may_preempt=may_preempt), snapshot)

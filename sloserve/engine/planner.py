@@ -1,6 +1,5 @@
 """Decides which plan the engine follows in its next step: asks the policy if the budget allows, applies the guards."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -9,21 +8,10 @@ from typing import Any
 import numpy as np
 
 from sloserve.core.arrays import IntArray
-from sloserve.core.kernels.requests import slots_found
-from sloserve.core.rows import State
 from sloserve.core.stated import StatedSLO
-from sloserve.engine.adapter_turns import with_adapter_turn
 from sloserve.engine.containment import ErrorLog
-from sloserve.engine.draft_control import DraftControl, choose_drafts, without_drafts
-from sloserve.engine.guards import (
-    Ageing,
-    PlanBudget,
-    drop_forbidden,
-    ensure_progress,
-    keep_idle_victims,
-    keep_prompts_whole,
-    spare_decodes,
-)
+from sloserve.engine.draft_control import DraftControl
+from sloserve.engine.guards import Ageing, PlanBudget, guarded
 from sloserve.engine.held_plan import MAX_UNEVENTFUL_S, HeldPlan
 from sloserve.engine.planned_step import Step
 from sloserve.engine.port import EnginePort, EngineRequest
@@ -31,13 +19,13 @@ from sloserve.engine.prefix_reuse import STRETCH_TOKENS, PrefixReuse
 from sloserve.engine.recording.plan_log import PlanLog
 from sloserve.engine.request_table import RequestTable
 from sloserve.engine.shadow import Shadow
+from sloserve.engine.step_limits import limit_tokens, queued_slots, trim_drafts
 from sloserve.engine.tenant_shares import Balances, TenantShares
 from sloserve.estimator.planning_cost import PlanningCost
-from sloserve.lso.decode_first import service_order
 from sloserve.lso.engine_pace import pace_of
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.standing import Standing
-from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
+from sloserve.lso.step_budget import StepBudget
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Plan, Policy, Snapshot, check_plan
 from sloserve.scheduler.settings import PluginSettings
 
@@ -217,7 +205,8 @@ class Planner:
         slot = self.table.finished(request)
         self._has_news = True
         if slot is not None:
-            self._note_reusable(request, slot, now_s)
+            if self._reuse is not None:
+                self._reuse.request_ends(request, self.table.rows, slot, self.port, now_s)
             if self._shares is not None:
                 self._shares.finished(self.table.rows, slot, request.num_computed_tokens)
             self._notify("finished", slot, now_s)
@@ -228,21 +217,6 @@ class Planner:
             if self.aged.size:
                 self.aged = self.aged[self.aged != slot]
         self.table.drop(request)
-
-    def _note_reusable(self, request: EngineRequest, slot: int, now_s: float) -> None:
-        """Note the KV of a request that ends, which may be found again, before the engine takes its blocks."""
-        rows = self.table.rows
-        if self._reuse is None or rows.state[slot] != State.RUNNING or rows.task_last[slot]:
-            return
-        keys = self.port.prompt_contents(request, STRETCH_TOKENS)
-        if not keys:
-            return
-        own, shared = self.port.holding(request)
-        prompt_tokens = int(rows.prompt_tokens[slot])
-        prompt_share = prompt_tokens / max(prompt_tokens + request.num_output_tokens, 1)
-        of_prompt = math.ceil((own + len(shared)) * prompt_share) - len(shared)  # what is shared is at the beginning
-        on_host = self.port.swapped_tokens(request) >= prompt_tokens - STRETCH_TOKENS
-        self._reuse.ended(keys, min(max(of_prompt, 0), own), now_s, on_host=on_host)
 
     def progressed(self, outputs: Any, now_s: float, step: Any = None, results: Any = None) -> None:
         """Take in the results of a step.
@@ -314,8 +288,13 @@ class Planner:
             step_s = self._cost.step.seconds(running, len(self.table.slot_of) - running)
             step.planning_s += step_s
         if self._step_budget is not None:
-            step = self._limited(step, self._step_budget, now_s)
-        return step if self._drafts is None or self.policy.drafts == "all" else self._trimmed(step, now_s)
+            step = limit_tokens(
+                step, self._step_budget, self.table, self.port, self._counters, self._facts, self.aged, now_s
+            )
+        if self._drafts is None or self.policy.drafts == "all":
+            return step
+        engine = step.engine or self._facts()
+        return trim_drafts(step, self.policy.drafts, self.table, self.port, engine, self.lengths, now_s)
 
     def _planned(self, now_s: float, monotonic_s: float) -> Step:
         if not self._plans:
@@ -394,100 +373,6 @@ class Planner:
             self._on_plan(self.budget.stop(monotonic_s, others_s=step.others_s, charged_s=step.plan_s))
         return paused
 
-    def _limited(self, step: Step, budget: StepBudget, now_s: float) -> Step:
-        """Return ``step`` with the tokens that the running requests can bear, whether its plan is fresh or not."""
-        plan, table, engine = step.plan, self.table, step.engine
-        admits = MOST_PROMPTS
-        if plan.max_running is not None:
-            admits = max(int(plan.max_running) - table.num_running + plan.preempt.size, 0)
-        table.unblock()
-        may_begin = plan.preempt.size or (admits and table.num_waiting and self.port.free_slots)
-        if not (self.port.takes_back_computed or table.has_prompts() or may_begin):
-            budget.nothing_to_compute()
-            return step
-        engine = engine or self._facts()
-        if engine.defers_prompts:  # what they are owed, they are owed later
-            return step
-        if not step.is_read:
-            table.read_running()
-        order = self._order(plan.running)
-        served = order
-        if plan.preempt.size or plan.pause.size:
-            stays_out = table.rows.marks(plan.preempt, plan.pause)
-            served = order[~stays_out[order]]
-        waiting = plan.waiting
-        if waiting is None:  # one more than can begin says that not all can
-            waiting = self._admissible(min(engine.free_slots + 1, admits + 1, MOST_PROMPTS))
-        if engine.encoder_tokens is not None:
-            table.note_items(waiting[: min(engine.free_slots, admits, MOST_PROMPTS)])
-        tokens = budget.tokens(table.rows, served, waiting, self._in_turn(), engine, now_s, admits=admits)
-        if tokens is None:
-            return step
-        self._counters["limited_steps"] += 1
-        tokens += self._untracked_running() * engine.decode_tokens
-        if plan.token_budget is not None:
-            tokens = min(tokens, plan.token_budget)
-        if plan.preempt.size:
-            order = order[~table.rows.marks(plan.preempt)[order]]
-        # Whatever stands behind an unfinished prompt gets nothing of a limited step.
-        running = service_order(table.rows, order, engine, tokens)
-        step.plan = Plan(
-            running, plan.waiting, plan.preempt, plan.pause, plan.max_running, tokens, plan.prefill_chunk_tokens
-        )
-        return step
-
-    def _trimmed(self, step: Step, now_s: float) -> Step:
-        """Return ``step`` with the drafts that its decodes verify."""
-        plan, table = step.plan, self.table
-        engine, lengths = step.engine or self._facts(), self.lengths
-        served = table.rows.slots_in(State.RUNNING) if step.is_read else table.read_running()
-        if plan.preempt.size or plan.pause.size:
-            served = served[~table.rows.marks(plan.preempt, plan.pause)[served]]
-        step.drafts = choose_drafts(
-            table.rows,
-            served,
-            plan,
-            engine,
-            now_s,
-            by_slack=self.policy.drafts == "slack",
-            drafts_of=lambda slots: self.port.drafts_ready(slots, table),
-            first_waiting=lambda most: self._admissible(most) if plan.waiting is None else plan.waiting[:most],
-            expected_left=lambda slots: np.ones(slots.size) if lengths is None else lengths.left(table.rows, slots),
-        )
-        if step.drafts is not None:
-            step.plan = without_drafts(plan, engine, step.drafts)
-        return step
-
-    def _untracked_running(self) -> int:
-        """Return how many requests without a row run; most of them decode, as sessions with a computed input do."""
-        table = self.table
-        return 0 if table.has_all(self.port.requests) else len(self.port.running) - table.num_running
-
-    def _admissible(self, most: int) -> IntArray:
-        """Return the first ``most`` of the engine's queue that could be admitted: it holds blocked ones, too."""
-        blocked = self.table.unblock()
-        found = self._slots(self.port.waiting, most + blocked)
-        if blocked:
-            found = found[self.table.rows.state[found] != State.BLOCKED][:most]
-        return found
-
-    def _order(self, first: IntArray | None) -> IntArray:
-        """Return the slots of all running requests in order of service: ``first``, then the others as queued."""
-        if first is not None and first.size == self.table.num_running:
-            return first
-        present = self.table.running_in_order(self.port.running)
-        if first is None or not first.size:
-            return present
-        return np.concatenate((first, present[~self.table.rows.marks(first)[present]]))
-
-    def _slots(self, queue: Iterable[EngineRequest], most: int | None = None) -> IntArray:
-        """Return the first ``most`` requests with a row in one of the engine's queues, in order; ``None`` for all."""
-        return slots_found(self.table.slot_of, queue, "request_id", most)
-
-    def _in_turn(self) -> IntArray:
-        """Return the aged requests, waiting and admitted, which get full chunks."""
-        return np.concatenate((self.aged, self.table.protected_running())) if self.table.has_protected else self.aged
-
     def _facts(self) -> EngineFacts:
         table = self.table
         facts = self.port.facts(table.num_running, table.others(self.port.requests))
@@ -531,31 +416,19 @@ class Planner:
         return self._guarded(plan, snapshot)
 
     def _guarded(self, plan: Plan, snapshot: Snapshot) -> Plan:
-        if snapshot.turns.aged.size or snapshot.has_levels:
-            order = plan.waiting
-            if (
-                order is None or snapshot.promises_at_s is not None
-            ):  # a policy may name only the requests that it admits
-                by_arrival = snapshot.waiting[np.argsort(snapshot.rows.seq[snapshot.waiting])]
-                order = by_arrival if order is None else np.append(order, by_arrival[~np.isin(by_arrival, order)])
-            # Most policies put these turns and shares into their order themselves; the others get them here.
-            plan = replace(plan, waiting=snapshot.turns.weave(snapshot.by_level(order)))
-        if plan.preempt.size and plan.waiting is not None and snapshot.engine.encoder_tokens is not None:
-            self.table.note_items(plan.waiting[:1])
-        plan = keep_idle_victims(plan, snapshot)
-        plan = keep_prompts_whole(spare_decodes(plan, snapshot, self.table.protected_running()), snapshot)
-        max_loras = self.port.max_loras
-        if max_loras is not None and self.table.is_short_of_loras and (snapshot.has_levels or snapshot.turns.aged.size):
-            plan = with_adapter_turn(plan, snapshot, self.table.lora_of, max_loras)
-        if plan is Plan.IDENTITY:
-            return plan
-        allowed = drop_forbidden(plan, snapshot, may_pause=self._may_pause, may_preempt=self._may_preempt)
-        return ensure_progress(allowed, snapshot)
+        return guarded(
+            plan,
+            snapshot,
+            self.table,
+            max_loras=self.port.max_loras,
+            may_pause=self._may_pause,
+            may_preempt=self._may_preempt,
+        )
 
     def _consider(self, plan: Plan, snapshot: Snapshot, now_s: float, monotonic_s: float) -> float:
         assert self.shadow is not None
         return self.shadow.consider(
-            plan, snapshot, self._guarded, lambda: self._slots(self.port.waiting), now_s, monotonic_s
+            plan, snapshot, self._guarded, lambda: queued_slots(self.table, self.port.waiting), now_s, monotonic_s
         )
 
     def _count_error(self, error: Exception) -> None:

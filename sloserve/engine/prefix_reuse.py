@@ -18,12 +18,15 @@ lacks, and because a look at each block of a prompt would take long. Outputs do 
 what a model thought.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Final
 
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.rows import Rows, State
+from sloserve.engine.port import EnginePort, EngineRequest
 
 STRETCH_TOKENS: Final = 512
 """Tokens of a stretch, as far as whole blocks allow. Shorter prompts are not remembered: they are computed fast."""
@@ -83,6 +86,28 @@ class PrefixReuse:
                     self._continued *= 0.5
                     self._at_risk *= 0.5
                 return
+
+    def request_ends(self, request: EngineRequest, rows: Rows, slot: int, port: EnginePort, now_s: float) -> None:
+        """Note the KV of a request that ends, which may be found again, before the engine takes its blocks.
+
+        Args:
+            request: The request.
+            rows: Rows of the requests.
+            slot: Slot of the request.
+            port: The engine.
+            now_s: The present time.
+        """
+        if rows.state[slot] != State.RUNNING or rows.task_last[slot]:
+            return
+        keys = port.prompt_contents(request, STRETCH_TOKENS)
+        if not keys:
+            return
+        own, shared = port.holding(request)
+        prompt_tokens = int(rows.prompt_tokens[slot])
+        prompt_share = prompt_tokens / max(prompt_tokens + request.num_output_tokens, 1)
+        of_prompt = math.ceil((own + len(shared)) * prompt_share) - len(shared)  # what is shared is at the beginning
+        on_host = port.swapped_tokens(request) >= prompt_tokens - STRETCH_TOKENS
+        self.ended(keys, min(max(of_prompt, 0), own), now_s, on_host=on_host)
 
     def ended(self, keys: Sequence[Hashable], blocks: int, now_s: float, *, on_host: bool = False) -> None:
         """Note a request that ended.

@@ -53,6 +53,8 @@ OWNERS = (
     "sloserve.engine.step_counts:StepCounts", "sloserve.engine.shadow:Shadow", "tests.chaos:Chaos",
     "sloserve.scheduler.edf:EDF", "sloserve.scheduler.policy:Policy",
     "sloserve.engine.guards:PlanBudget", "sloserve.engine.guards:Ageing",
+    "sloserve.engine.kept_elsewhere:KeptElsewhere", "sloserve.engine.adapters_in_use:AdaptersInUse",
+    "sloserve.engine.step_limits",
     "sloserve.engine.guards", "sloserve.engine.held_plan:HeldPlan", "sloserve.engine.swap.store:SwapStore",
     "sloserve.engine.swap.control:SwapControl", "sloserve.engine.swap.control:TurnWaits",
     "sloserve.engine.swap.link_clock:LinkClock", "sloserve.vllm_plugin.engine.swapping:Swapping",
