@@ -22,7 +22,7 @@ from benchmarks.fleet.group_spans import group_spans
 from benchmarks.publish import RESULTS, write_result
 from sloserve.core.arrays import FloatArray
 from sloserve.core.request import WorkloadRequest
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.snapshot import LiveMembers, fleet_state, serving_of
@@ -62,7 +62,7 @@ class Foreseeing(LiveFleet):
         self._tokens_per_s = tokens_per_s
         self.foreseen: dict[str, tuple[float, float, float]] = {}
 
-    def _planned(self, now_s: float, durable: Sequence[Group], members: LiveMembers) -> Plan:
+    def _planned(self, now_s: float, durable: Sequence[Group], members: LiveMembers) -> PlanInForce:
         plan = super()._planned(now_s, durable, members)
         if self.foreseen or not durable or not members.agents:
             return plan

@@ -43,7 +43,7 @@ from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import Targets
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.agent_server import AgentServer
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.fleet_view import FleetView
@@ -123,7 +123,7 @@ class World:
             name: tuple(PlannedGroup(-1 - k, models[name], "interactive" if k == i % 2 else "batch") for k in range(2))
             for i, name in enumerate(names)
         }
-        self.instances.plan = Plan(0.0, queues)
+        self.instances.plan = PlanInForce(0.0, queues)
 
     def requests(self, n: int) -> Iterator[HeldRequest]:
         for number in range(n):

@@ -15,7 +15,7 @@ from benchmarks.fleet.fleet_processes import PACED_ENGINE
 from benchmarks.fleet.paced_fleet import PacedFleet, StreamResult, of_log
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, to_json
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup, to_json
 from sloserve.fleet.contract.reports import agent_report
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
@@ -222,7 +222,7 @@ async def _bring(store: Store, wanted: Mapping[str, str]) -> None:
                 for i, (instance, model) in enumerate(wanted.items())
             }
             if term is not None:
-                plan = StoredPlan(term, version, to_json(Plan(store.now_s(), queues)))
+                plan = StoredPlan(term, version, to_json(PlanInForce(store.now_s(), queues)))
                 store.members.write_plan("benchmark", plan)
             said = [one for row in store.members.agents() if (one := agent_report(row.state)) is not None]
             serving = [one for agent in said for one in agent.instances if one.phase is Phase.SERVING]

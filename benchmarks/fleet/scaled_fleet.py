@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.slo import Targets
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.contract.reports import AgentReport
 from sloserve.fleet.contract.traffic import Traffic
 from sloserve.fleet.gateway.traffic_log import LoggedRequest, TrafficLog
@@ -49,7 +49,7 @@ class Observed:
     """
 
     now_s: float
-    plan: Plan
+    plan: PlanInForce
     reports: Sequence[AgentReport]
     hosts: int
     waiting: int
@@ -169,7 +169,7 @@ class ScaledFleet(LiveFleet):
         if len(self._agents) > wanted:
             self._drain(min(self._agents, key=lambda agent: (_requests(agent), agent.host)))
 
-    def _observed(self, plan: Plan, now_s: float) -> Observed:
+    def _observed(self, plan: PlanInForce, now_s: float) -> Observed:
         while self._latencies and self._latencies[0][0] < now_s - MEASURED_S:
             self._latencies.popleft()
         ratios: dict[str, list[float]] = {}

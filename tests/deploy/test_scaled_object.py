@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
-from sloserve.fleet.contract.plan_in_force import Plan, ReplayedNeed
+from sloserve.fleet.contract.plan_in_force import PlanInForce, ReplayedNeed
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.planning.plan_metrics import PlanCollector
 from tests.deploy.rendered import validate
@@ -24,16 +24,16 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 MADE: dict[str, Any] = yaml.safe_load((FOLDER / "scaling" / "scaledobject.yaml").read_text())
 TRIGGER = MADE["spec"]["triggers"][0]["metadata"]
-PLAN = Plan(1000.0, {"agents-0/0": ()}, replayed=ReplayedNeed(1000.0, 0.95, 2, 3, 4, 600.0, 900))
+PLAN = PlanInForce(1000.0, {"agents-0/0": ()}, replayed=ReplayedNeed(1000.0, 0.95, 2, 3, 4, 600.0, 900))
 
 
-def text_of(plan: Plan) -> str:
+def text_of(plan: PlanInForce) -> str:
     registry = CollectorRegistry()
     registry.register(PlanCollector(lambda: plan))
     return generate_latest(registry).decode()
 
 
-def series(plan: Plan, *gateways: str) -> list[dict[str, str]]:
+def series(plan: PlanInForce, *gateways: str) -> list[dict[str, str]]:
     """The plan's series as Prometheus stores them from these gateways."""
     found = []
     for line in text_of(plan).splitlines():
@@ -72,7 +72,7 @@ IDLE = ReplayedNeed(1000.0, 0.95, 0, 0, 0, 600.0)
     ],
 )
 def test_prometheus_gives_keda_the_agents_that_the_plan_needs(
-    plan: Plan, value: float, agents: int, tmp_path: Path
+    plan: PlanInForce, value: float, agents: int, tmp_path: Path
 ) -> None:
     case = {
         "interval": "15s",

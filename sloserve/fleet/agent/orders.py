@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.fleet import Fleet
 from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, ModelState
@@ -128,7 +128,7 @@ def agendas(fleet: Fleet, instances: Iterable[str]) -> dict[str, Agenda]:
     }
 
 
-def planned(plan: Plan, instance: str) -> list[Queued]:
+def planned(plan: PlanInForce, instance: str) -> list[Queued]:
     """Return the plan's queue of an instance."""
     return [
         Queued(group.ref, group.model, math.inf if group.due_in_s is None else plan.made_s + group.due_in_s)
@@ -136,7 +136,7 @@ def planned(plan: Plan, instance: str) -> list[Queued]:
     ]
 
 
-def unplanned(instance: str, last: Plan | None, state: FleetState, max_wait_s: float) -> list[Queued]:
+def unplanned(instance: str, last: PlanInForce | None, state: FleetState, max_wait_s: float) -> list[Queued]:
     """Return what an instance serves if no planner says: groups of the last plan, then groups of its model.
 
     The groups of the last plan are the ones that still have requests; the groups of the model that it has follow by

@@ -53,7 +53,7 @@ class ReplayedNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlanInForce:
     """The plan that the planner writes, and that agents and gateways follow.
 
     Args:
@@ -97,15 +97,15 @@ class Plan:
         }
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def to_json(plan: PlanInForce) -> dict[str, Any]:
     """Return plain values for :class:`sloserve.fleet.store.records.StoredPlan`."""
     made: dict[str, Any] = msgspec.to_builtins(plan)
     return made
 
 
-def plan_of(value: Mapping[str, Any]) -> Plan | None:
+def plan_of(value: Mapping[str, Any]) -> PlanInForce | None:
     """Read a plan; return ``None`` if another version wrote it and this one cannot read it."""
     try:
-        return msgspec.convert(dict(value), Plan)
+        return msgspec.convert(dict(value), PlanInForce)
     except msgspec.ValidationError:
         return None

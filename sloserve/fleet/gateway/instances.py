@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.contract.reports import AgentReport
 from sloserve.fleet.gateway.gateway_instance import GatewayInstance, SendCounter, SentRequest
 from sloserve.fleet.gateway.open_instances import Drawable, OpenInstances
@@ -51,15 +51,15 @@ class Instances:
         self._open, self._holders, self._sends = OpenInstances(), PrefixHolders(), SendCounter()
         self._known = 0
         """Number of instances that were ever known."""
-        self._plan: Plan | None = None
+        self._plan: PlanInForce | None = None
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> PlanInForce | None:
         """Plan in force; ``None`` for none."""
         return self._plan
 
     @plan.setter
-    def plan(self, plan: Plan | None) -> None:
+    def plan(self, plan: PlanInForce | None) -> None:
         if plan is not self._plan:
             self._plan = plan
             self._open.follow(plan)

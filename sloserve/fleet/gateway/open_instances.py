@@ -7,7 +7,7 @@ seed alone: the same requests, reports and plans give the same choices.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.gateway.gateway_instance import GatewayInstance
 
 DRAWN: Final = 8
@@ -125,7 +125,7 @@ class OpenInstances:
             for key in self._keys(one.name, model):
                 self._sets[key].discard(one)
 
-    def follow(self, plan: Plan | None) -> None:
+    def follow(self, plan: PlanInForce | None) -> None:
         """Take in another plan; this takes as long as the plan and the instances are many."""
         self._places = {} if plan is None else plan.places_by_group()
         self._classes = {}

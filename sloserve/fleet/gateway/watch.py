@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from sloserve.core.errors import StoreError
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.contract.reports import GatewayReport, agent_report, to_json
 from sloserve.fleet.contract.traffic import Traffic, to_text
 from sloserve.fleet.gateway.keys import Tenant
@@ -211,7 +211,7 @@ class Watch:
     def _write_traffic(self, store: Store, report: Traffic) -> None:
         store.traffic.write(self._name, to_text(report))
 
-    def _exchange(self, store: Store, report: GatewayReport) -> tuple[Plan | None, list[tuple[str, float]]]:
+    def _exchange(self, store: Store, report: GatewayReport) -> tuple[PlanInForce | None, list[tuple[str, float]]]:
         """Return the plan, and the endpoint of each agent with the age of its last sign of life."""
         store.members.beat(self._name, to_json(report))
         plan = None if self._plan is None else self._plan.read()

@@ -6,7 +6,7 @@ plans.
 
 from collections.abc import Iterable
 
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planner_rule import expects_streams
 from sloserve.fleet.planning.pressure import slo_pressure
@@ -32,7 +32,9 @@ class PlanMaker:
         self._classes = sorted(one.name for one in fleet.settings.classes)
         self._swaps = Swaps(fleet)
 
-    def plan(self, now_s: float, durable: Iterable[Group], members: LiveMembers, last: Plan | None) -> Plan:
+    def plan(
+        self, now_s: float, durable: Iterable[Group], members: LiveMembers, last: PlanInForce | None
+    ) -> PlanInForce:
         """Return the next plan in force.
 
         Args:
@@ -49,7 +51,7 @@ class PlanMaker:
         state, groups = fleet_state(now_s, durable, members, self._swaps.table, in_force, horizon_s=self._horizon_s)
         foreseen = self._planner.foresee(state)
         found = self._planner.search(foreseen)
-        return Plan(
+        return PlanInForce(
             made_s=now_s,
             queues={name: tuple(_planned(groups[r], now_s) for r in q) for name, q in found.queues.items()},
             late_s=round(found.late_s, 3),

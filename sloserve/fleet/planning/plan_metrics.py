@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.planning.scaling import REPLAYED_S, instances_needed
 
 
@@ -17,7 +17,7 @@ class PlanCollector(Collector):
         plan: Returns the plan in force; ``None`` before the first.
     """
 
-    def __init__(self, plan: Callable[[], Plan | None]) -> None:
+    def __init__(self, plan: Callable[[], PlanInForce | None]) -> None:
         self._plan = plan
 
     def collect(self) -> Iterable[Any]:
@@ -47,7 +47,7 @@ class PlanCollector(Collector):
         )
 
 
-def _replayed(plan: Plan) -> Iterable[GaugeMetricFamily]:
+def _replayed(plan: PlanInForce) -> Iterable[GaugeMetricFamily]:
     """Yield the need by replays, while it counts: a fleet without one has no such series, and scalers hold still."""
     found = plan.replayed
     if found is None or plan.made_s - found.read_s > REPLAYED_S:

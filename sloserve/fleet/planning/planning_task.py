@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from sloserve.core.clock import Clock
-from sloserve.fleet.contract.plan_in_force import Plan, ReplayedNeed, to_json
+from sloserve.fleet.contract.plan_in_force import PlanInForce, ReplayedNeed, to_json
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.cached_sums import CachedSums
 from sloserve.fleet.planning.plan_maker import PlanMaker
@@ -64,9 +64,9 @@ class Planning:
         self._maker = PlanMaker(fleet)
         self._plan = PlanReader(store.members)
         self._queued = CachedSums(store.requests, clock)
-        self._written: tuple[int, Plan] | None = None
+        self._written: tuple[int, PlanInForce] | None = None
 
-    def step(self) -> Plan | None:
+    def step(self) -> PlanInForce | None:
         """Run one round: lead if possible, and plan if leading; return the plan in force if it is this planner's.
 
         This blocks for the store, and while the planner searches. Raises: StoreError.
@@ -82,7 +82,7 @@ class Planning:
         finally:
             self._round_s = self._clock.monotonic_s() - began_s
 
-    def _lead(self, term: int) -> Plan | None:
+    def _lead(self, term: int) -> PlanInForce | None:
         """Plan as the leader of this term; return the plan in force if it is this planner's."""
         last, stored = self._plan.read(), self._plan.stored
         members = LiveMembers.of(self._store.members.agents())
@@ -107,7 +107,7 @@ class Planning:
         step = partial(asyncio.get_running_loop().run_in_executor, executor, self.step)
         await supervised("no plan is made, and the last one holds", step, every_s)
 
-    def _is_news(self, term: int, plan: Plan) -> bool:
+    def _is_news(self, term: int, plan: PlanInForce) -> bool:
         if self._written is None or self._written[0] != term:
             return True
         last = self._written[1]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 
 FULL: Final = 0.7
 """Target pressure of a fleet's size: expected time to serve what waits over the time that its deadlines leave."""
@@ -34,7 +34,7 @@ class ScaledKind:
     most: int
 
 
-def instances_needed(plan: Plan) -> int:
+def instances_needed(plan: PlanInForce) -> int:
     """Return how many instances like the planned ones would keep the objective.
 
     A recent need by replays counts for streams, by the upper end of its interval, and more at once where there are more
@@ -51,7 +51,7 @@ def instances_needed(plan: Plan) -> int:
     return max(replayed.high, lines, streams, int(plan.waiting > 0))
 
 
-def _planned(plan: Plan, pressure: Mapping[str, float]) -> int:
+def _planned(plan: PlanInForce, pressure: Mapping[str, float]) -> int:
     if plan.instances_needed is not None:
         return plan.instances_needed
     return math.ceil(len(plan.queues) * max(pressure.values(), default=0.0) / FULL)

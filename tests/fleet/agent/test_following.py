@@ -12,7 +12,7 @@ from sloserve.core.clock import SystemClock
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.following import STALE_S, Following
 from sloserve.fleet.agent.orders import unplanned
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, to_json
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup, to_json
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.store.records import RequestState, StoredPlan
 from sloserve.scheduler.virtual_queues.contract import FleetState, GroupSums, InstanceState, ModelState
@@ -45,7 +45,7 @@ class Agent:
         assert term is not None
         stored = store.members.plan()
         version = 1 if stored is None else stored.version + 1
-        plan = Plan(store.now_s() - age_s, {"a/0": groups, **(others or {})})
+        plan = PlanInForce(store.now_s() - age_s, {"a/0": groups, **(others or {})})
         assert store.members.write_plan("planner", StoredPlan(term, version, to_json(plan)))
 
     async def switched(self) -> None:
@@ -202,6 +202,6 @@ def test_without_a_plan_deadlines_say_the_order_and_no_model_waits_for_ever() ->
     queues = {name: [one.ref for one in unplanned(name, None, state, 60.0)] for name in ("a/0", "a/1")}
     assert sorted(queues.values()) in ([[2, 1], [4, 3]], [[3], [4, 2, 1]])
     assert unplanned("a/0", None, state, 80.0) == [Queued(2, "m", 200.0), Queued(1, "m", 300.0)]
-    last = Plan(0.0, {"a/0": (group(1, "m"), group(9, "m")), "a/1": (group(4, "o"),)})
+    last = PlanInForce(0.0, {"a/0": (group(1, "m"), group(9, "m")), "a/1": (group(4, "o"),)})
     assert [one.ref for one in unplanned("a/0", last, state, 80.0)] == [1, 2]
     assert [one.ref for one in unplanned("a/1", last, state, 80.0)] == [4, 3]

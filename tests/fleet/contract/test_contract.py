@@ -5,7 +5,7 @@ import json
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract import plan_in_force as plans
 from sloserve.fleet.contract import reports
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, Demand, GatewayReport, InstanceReport
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 
@@ -28,7 +28,7 @@ AGENT = AgentReport(
     (3, 7),
 )
 GATEWAY = GatewayReport((Demand("chat", "interactive", held=2, first_due_in_s=1.5, rate_per_s=0.5),))
-PLAN = Plan(
+PLAN = PlanInForce(
     100.0,
     {
         "node-a/0": (PlannedGroup(4, "code", "batch"), PlannedGroup(-1, "chat", "interactive", 0.5)),

@@ -15,7 +15,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.core.spans import Phase
 from sloserve.engine.metrics.load_history import EVERY_S, ROW
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.gateway.fleet_view import COLUMNS, LOST, MOST_NAMED, FleetView
 from sloserve.fleet.gateway.gateway import Gateway
@@ -134,7 +134,7 @@ def test_a_late_group_says_first_why_no_instance_takes_it() -> None:
         "interactive of legal: 2 held, the first 3.0 s late: no instance serves it, and the plan has none for it"
     )
     assert chat == "interactive of chat: 2 held, the first 1.5 s late: 1 of 1 instances that serve it are full"
-    seen.gateway.parts.instances.plan = Plan(0.0, {"node-a/0": (PlannedGroup(-1, "legal", "interactive"),)})
+    seen.gateway.parts.instances.plan = PlanInForce(0.0, {"node-a/0": (PlannedGroup(-1, "legal", "interactive"),)})
     assert headlines()[0].endswith("no instance serves it yet; it is in the queue of node-a/0")
     seen.reports("node-a/1", active="legal", phase=Phase.SWITCHING)
     assert headlines()[0].endswith("no instance serves it; one that switches to it is ready in 0.0 s")

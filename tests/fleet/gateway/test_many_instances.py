@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.gateway.gateway_instance import FRESH_S, GatewayInstance
 from sloserve.fleet.gateway.instances import COMPARED, Instances
@@ -55,9 +55,9 @@ def forecasts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    "plan", [None, Plan(0.0, {f"h{i}/0": (PlannedGroup(-1, "m", "c"),) for i in range(0, 999, 2)})]
+    "plan", [None, PlanInForce(0.0, {f"h{i}/0": (PlannedGroup(-1, "m", "c"),) for i in range(0, 999, 2)})]
 )
-def test_few_of_many_are_compared(plan: Plan | None, forecasts: Counter[str]) -> None:
+def test_few_of_many_are_compared(plan: PlanInForce | None, forecasts: Counter[str]) -> None:
     instances = many(1_000)
     instances.plan = plan
     names = []
@@ -163,7 +163,7 @@ def test_what_is_kept_equals_a_look_at_all_instances(steps: list[tuple[str, int,
             instances.reported(told, endpoint, instances.sent(), 0.0)
         elif what == "plan":
             queues = {f"h{k}/0": (PlannedGroup(-1, "m", "c"),) for k in range(i)}
-            instances.plan = Plan(0.0, queues) if room else None
+            instances.plan = PlanInForce(0.0, queues) if room else None
         elif what == "lost":
             instances.lost(endpoint)
         elif what == "forget":

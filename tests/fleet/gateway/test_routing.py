@@ -17,7 +17,7 @@ from sloserve.core.spans import Phase
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.completion.steady_state import EngineSize
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.gateway.gateway import Gateway
 from sloserve.fleet.gateway.gateway_instance import FRESH_S
@@ -79,7 +79,7 @@ def test_the_plans_instances_come_first_while_they_have_room() -> None:
         report("a"), report("b", running=RunningSums(9, 9_000.0, 9_000.0, 900.0, 1e5, 100.0)), report("c")
     )
     queues = {"b": (PlannedGroup(-1, "m", "c"),), "c": (PlannedGroup(-2, "m", "other"),)}
-    instances.plan = Plan(0.0, queues)
+    instances.plan = PlanInForce(0.0, queues)
     assert (chosen(instances), chosen(instances, slo_class="other"), chosen(instances, slo_class="x")) == (
         "b",
         "c",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup
 from sloserve.fleet.gateway.held import HeldRequest, HeldRequests
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.prediction import Work
@@ -49,9 +49,9 @@ def test_a_session_without_room_at_home_goes_elsewhere(home: str) -> None:
 
 def test_the_plan_goes_before_a_session() -> None:
     instances = fleet(report("busy", running=BUSY), report("idle"))
-    instances.plan = Plan(0.0, {"idle": (PlannedGroup(-1, "m", "c"),)})
+    instances.plan = PlanInForce(0.0, {"idle": (PlannedGroup(-1, "m", "c"),)})
     assert booked(instances, Home("busy", 1e9, True)) == "idle"
-    instances.plan = Plan(0.0, {"busy": (PlannedGroup(-1, "m", "c"),), "idle": (PlannedGroup(-1, "m", "c"),)})
+    instances.plan = PlanInForce(0.0, {"busy": (PlannedGroup(-1, "m", "c"),), "idle": (PlannedGroup(-1, "m", "c"),)})
     assert booked(instances, Home("busy", 1e9, True)) == "busy"
 
 

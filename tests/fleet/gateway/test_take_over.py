@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from sloserve.core.errors import ConfigError
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.gateway import Gateway
 from sloserve.fleet.gateway.shared_state import GatewayDependencies
@@ -190,7 +190,7 @@ def test_a_model_comes_and_goes(tmp_path: Path) -> None:
             assert gone.status_code == 404 and "legal" in gone.text
             await to.follow(added)
             new = (PlannedGroup(-1, "newer", "gold"), PlannedGroup(-2, "legal", "interactive"))
-            to.now.parts.instances.plan = Plan(
+            to.now.parts.instances.plan = PlanInForce(
                 0.0, {"node-z/0": new, "node-a/0": new}
             )  # of a planner with a newer file
             assert (await to.complete(model="legal", max_tokens=1)).status_code == 200

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError, StoreAway, StoreFull
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, to_json
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup, to_json
 from sloserve.fleet.contract.reports import gateway_report
 from sloserve.fleet.gateway.gateway import Gateway, batch_class, check_address
 from sloserve.fleet.gateway.keys import Tenant
@@ -137,7 +137,7 @@ def test_streams_go_on_while_the_store_is_away_and_batches_wait(
                     raise StoreFull("the disk of the store is full; free some of it")
 
                 store.members.lead("planner", 60.0)
-                plan = Plan(0.0, {"node-a/0": (PlannedGroup(-1, "chat", "interactive"),)})
+                plan = PlanInForce(0.0, {"node-a/0": (PlannedGroup(-1, "chat", "interactive"),)})
                 assert store.members.write_plan("planner", StoredPlan(1, 1, to_json(plan)))
                 await until(lambda: served.gateway.parts.instances.plan == plan)
                 assert (await http.post(CHAT, json={"model": "chat", "messages": []})).status_code == 200

@@ -6,7 +6,7 @@ import pytest
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.plan_in_force import Plan, plan_of
+from sloserve.fleet.contract.plan_in_force import PlanInForce, plan_of
 from sloserve.fleet.contract.reports import AgentReport, Demand, GatewayReport, InstanceReport, to_json
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.planning.planning_task import Planning
@@ -25,7 +25,7 @@ AFTER = BEFORE.replace("models:\n", "models:\n  code: {profile: h100-llama3-8b}\
 PLANNERS = ("qlm", "on-demand", "collate:max_wait_s=1", "edf", "sa")
 
 
-def planned_in(opened: OpenStore, text: str, planner: str, *models: str, active: str) -> Plan:
+def planned_in(opened: OpenStore, text: str, planner: str, *models: str, active: str) -> PlanInForce:
     """Return the plan by a version of the file, while gateway, lines and agent have these models."""
     states = {model: ModelState.ACTIVE if model == active else ModelState.WARM for model in models}
     one = InstanceReport("a/0", "h100", Phase.SERVING, states, 100.0)
@@ -48,7 +48,7 @@ def planned_in(opened: OpenStore, text: str, planner: str, *models: str, active:
     return plan
 
 
-def planned(folder: Path, text: str, planner: str, *models: str, active: str) -> Plan:
+def planned(folder: Path, text: str, planner: str, *models: str, active: str) -> PlanInForce:
     with sqlite(folder) as store:
         return planned_in(OpenStore(store.open()), text, planner, *models, active=active)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sloserve.core.clock import ManualClock
-from sloserve.fleet.contract.plan_in_force import Plan, plan_of
+from sloserve.fleet.contract.plan_in_force import PlanInForce, plan_of
 from sloserve.fleet.contract.reports import (
     AgentReport,
     Demand,
@@ -85,7 +85,7 @@ def lines(opened: OpenStore, model: str, group: int, n: int = 200, deadline_s: f
     )
 
 
-def in_force(opened: OpenStore) -> Plan:
+def in_force(opened: OpenStore) -> PlanInForce:
     stored = opened.members.plan()
     assert stored is not None
     plan = plan_of(stored.plan)

@@ -10,7 +10,7 @@ import pytest
 from sloserve.core.clock import ManualClock
 from sloserve.core.slo import Targets
 from sloserve.core.spans import Phase
-from sloserve.fleet.contract.plan_in_force import Plan, PlannedGroup, ReplayedNeed, plan_of, to_json
+from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup, ReplayedNeed, plan_of, to_json
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.contract.reports import to_json as report_json
 from sloserve.fleet.contract.traffic import WINDOW_S, SeenRequest, Traffic, to_text
@@ -141,14 +141,14 @@ def test_the_need_is_written_into_the_plan_at_once(store: Store) -> None:
 
 
 def test_a_plan_of_an_older_version_has_no_need() -> None:
-    old = to_json(Plan(0.0, {}))
+    old = to_json(PlanInForce(0.0, {}))
     for key in ("replayed", "waiting", "streams"):
         del old[key]
-    assert plan_of(old) == Plan(0.0, {}) and plan_of(old | {"of a newer version": 1}) is not None
+    assert plan_of(old) == PlanInForce(0.0, {}) and plan_of(old | {"of a newer version": 1}) is not None
 
 
 def test_a_recent_need_counts_and_an_old_one_does_not() -> None:
-    plan = Plan(1000.0, {"x/0": (), "x/1": ()}, pressure={"interactive": 1.4}, replayed=NEED)
+    plan = PlanInForce(1000.0, {"x/0": (), "x/1": ()}, pressure={"interactive": 1.4}, replayed=NEED)
     assert instances_needed(plan) == 4
     assert instances_needed(replace(plan, made_s=1000.0 + REPLAYED_S + 1.0)) == 4 == math.ceil(2 * 1.4 / 0.7)
     assert instances_needed(replace(plan, replayed=None)) == 4
@@ -157,14 +157,14 @@ def test_a_recent_need_counts_and_an_old_one_does_not() -> None:
 
 def test_lines_and_more_streams_than_usual_need_more() -> None:
     line = PlannedGroup(5, "a", "batch", 100.0)
-    plan = Plan(1000.0, {"x/0": (line,), "x/1": ()}, pressure={"batch": 2.0, "interactive": 9.0}, replayed=NEED)
+    plan = PlanInForce(1000.0, {"x/0": (line,), "x/1": ()}, pressure={"batch": 2.0, "interactive": 9.0}, replayed=NEED)
     assert instances_needed(plan) == 6
-    busy = Plan(1000.0, {"x/0": ()}, streams=33, replayed=replace(NEED, in_flight=5.0))
+    busy = PlanInForce(1000.0, {"x/0": ()}, streams=33, replayed=replace(NEED, in_flight=5.0))
     assert instances_needed(busy) == 7
 
 
 def test_an_idle_fleet_goes_to_zero_and_comes_back_with_the_first_request() -> None:
-    idle = Plan(1000.0, {"x/0": ()}, replayed=ReplayedNeed(1000.0, 0.95, 0, 0, 0, WINDOW_S))
+    idle = PlanInForce(1000.0, {"x/0": ()}, replayed=ReplayedNeed(1000.0, 0.95, 0, 0, 0, WINDOW_S))
     assert instances_needed(idle) == 0 and instances_needed(replace(idle, waiting=1)) == 1
     scaling = Scaling({"a100": ScaledKind(2, 0, 3)}, 30.0, 60.0)
     assert scaling.want(0.0, 1, 2) == {"a100": 1}
@@ -175,11 +175,11 @@ def test_an_idle_fleet_goes_to_zero_and_comes_back_with_the_first_request() -> N
 
 
 def test_the_need_is_among_the_metrics_while_it_counts() -> None:
-    def series(plan: Plan) -> dict[tuple[str, str], float]:
+    def series(plan: PlanInForce) -> dict[tuple[str, str], float]:
         found = PlanCollector(lambda: plan).collect()
         return {(one.name, one.labels.get("bound", "")): one.value for of in found for one in of.samples}
 
-    plan = Plan(1000.0, {"x/0": ()}, replayed=NEED)
+    plan = PlanInForce(1000.0, {"x/0": ()}, replayed=NEED)
     found = series(plan)
     bounds = [found["sloserve:fleet_replicas_needed", bound] for bound in ("low", "expected", "high", "now")]
     assert bounds == [2.0, 3.0, 4.0, 4.0] and found["sloserve:fleet_objective_ratio", ""] == 0.95

@@ -2,12 +2,12 @@
 
 import pytest
 
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.planning.scaling import FULL, ScaledKind, Scaling, hosts_for, instances_needed
 
 
-def _plan(instances: int, pressure: float, needed: int | None = None) -> Plan:
-    return Plan(0.0, {f"n/{k}": () for k in range(instances)}, 0.0, needed, pressure={"a": pressure, "b": 0.0})
+def _plan(instances: int, pressure: float, needed: int | None = None) -> PlanInForce:
+    return PlanInForce(0.0, {f"n/{k}": () for k in range(instances)}, 0.0, needed, pressure={"a": pressure, "b": 0.0})
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def _plan(instances: int, pressure: float, needed: int | None = None) -> Plan:
         (_plan(0, 0.0), 1),
     ],
 )
-def test_the_planner_says_what_is_needed(plan: Plan, needed: int) -> None:
+def test_the_planner_says_what_is_needed(plan: PlanInForce, needed: int) -> None:
     assert instances_needed(plan) == needed
 
 

@@ -8,7 +8,7 @@ import pytest
 from sloserve.core.clock import ManualClock
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract import plan_in_force
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport, to_json
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.planning.scaling import FULL
@@ -50,7 +50,7 @@ class Scaled:
         term = self.store.members.lead("p", 3600.0)
         self.version += 1
         made_s = self.store.now_s() - plan_is
-        plan = Plan(made_s, {f"n/{k}": () for k in range(4)}, pressure={"batch": pressure})
+        plan = PlanInForce(made_s, {f"n/{k}": () for k in range(4)}, pressure={"batch": pressure})
         assert term and self.store.members.write_plan("p", StoredPlan(term, self.version, plan_in_force.to_json(plan)))
         bounded.run(self.scaler.turn())
         bounded.run(self.keeper.look())

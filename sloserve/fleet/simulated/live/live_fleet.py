@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from sloserve.estimator.planning_cost import GroupLine, planning_costs
 from sloserve.fleet.contract.endpoint import Refusal
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.contract.reports import AgentReport, GatewayReport
 from sloserve.fleet.planner_rule import QLM, expects_streams
 from sloserve.fleet.planning.plan_maker import PlanMaker
@@ -58,7 +58,7 @@ class LiveFleet(Dispatcher):
         self._operations: list[Operation] = []
         self._streams: list[WaitingRequest] = []
         self._where: dict[str, AgentInstance] = {}
-        self._next: tuple[float, Plan] | None = None
+        self._next: tuple[float, PlanInForce] | None = None
         self._planned_for: tuple[object, float] = None, -math.inf
         self._reports: dict[str, tuple[AgentReport, float]] = {}
         self._demand: tuple[tuple[GatewayReport, ...], float] = (), 0.0
@@ -224,7 +224,7 @@ class LiveFleet(Dispatcher):
         self._next = now_s + took_s, plan
         self._due_s["plan"] += took_s
 
-    def _planned(self, now_s: float, durable: Sequence[Group], members: LiveMembers) -> Plan:
+    def _planned(self, now_s: float, durable: Sequence[Group], members: LiveMembers) -> PlanInForce:
         return self._maker.plan(now_s, durable, members, self._store.plan)
 
     def _look(self, now_s: float) -> None:

@@ -8,7 +8,7 @@ from sloserve.core.errors import PromiseRefused
 from sloserve.core.request import PREFIX_BLOCK_TOKENS
 from sloserve.core.slo import ClassTable
 from sloserve.fleet.contract.endpoint import Refusal
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.contract.reports import AgentReport, GatewayReport
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.demand import DemandMeter
@@ -125,7 +125,7 @@ class SimulatedGateway:
         """Take in the report of an agent."""
         self._instances.reported(report, report.door, self._instances.sent(), now_s)
 
-    def report(self, now_s: float, plan: Plan | None) -> GatewayReport:
+    def report(self, now_s: float, plan: PlanInForce | None) -> GatewayReport:
         """Read the plan, and return the gateway's report to the planner."""
         self._instances.plan = plan
         return self._meter.report(self._held, now_s)

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Final
 
 from sloserve.fleet.batch_api.runner import LINES_OF_GROUP
-from sloserve.fleet.contract.plan_in_force import Plan
+from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.planning.waiting_groups import Group
 from sloserve.fleet.simulated.dispatcher import WaitingRequest
 from sloserve.scheduler.virtual_queues.groups import Groups, Member
@@ -36,7 +36,7 @@ class SimulatedStore:
         self._ref_of: dict[str, int] = {}
         self._files: dict[tuple[str, str, int], list[int]] = {}
         self._class_of: dict[int, str] = {}
-        self.plan: Plan | None = None
+        self.plan: PlanInForce | None = None
 
     def __len__(self) -> int:
         return self._groups.requests
