@@ -21,10 +21,10 @@ _SHOWN_S: Final = 0.05
 """Seconds; less is shown as 0.0."""
 
 PHASE_IN_WORDS: Final = ("waiting", "in prefill", "decoding", "paused", "preempted", "swapped out")
-"""Phases in words, by :class:`Phase`, as a sentence says them after "of them"."""
+"""Phases in words, by :class:`RequestPhase`, as a sentence says them after "of them"."""
 
 
-class Phase(IntEnum):
+class RequestPhase(IntEnum):
     """Phase of a live request, as watchers see it."""
 
     WAITING = 0

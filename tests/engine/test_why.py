@@ -10,8 +10,8 @@ from sloserve.engine.why import (
     PHASE_IN_WORDS,
     SAYS,
     Cause,
-    Phase,
     QueueRows,
+    RequestPhase,
     Why,
     preempted_for,
     queue_causes,
@@ -36,7 +36,7 @@ def test_it_says_which_request_is_due_first(due_later_s: float, why: Why, said: 
 
 
 def test_each_reason_and_each_phase_has_words() -> None:
-    assert set(SAYS) == set(Why) and len(PHASE_IN_WORDS) == len(Phase)
+    assert set(SAYS) == set(Why) and len(PHASE_IN_WORDS) == len(RequestPhase)
 
 
 def test_each_request_of_a_queue_has_a_reason() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sloserve.engine.metrics import load_history
 from sloserve.engine.metrics.live_view import COLUMNS
-from sloserve.engine.why import NEXT_STEP, PHASE_IN_WORDS, SAYS, Phase, Why
+from sloserve.engine.why import NEXT_STEP, PHASE_IN_WORDS, SAYS, RequestPhase, Why
 from sloserve.fleet.gateway.fleet_view import COLUMNS as FLEET_COLUMNS
 from sloserve.fleet.gateway.fleet_view import WatchRoutes
 from sloserve.wire.asgi import Receive, Scope, Send, answer
@@ -103,7 +103,7 @@ class PlayedServer:
             "server": {"version": "0.1.0", "vllm": "0.32.0", "started_s": EPOCH_S - 3 * 3600},
             "classes": self.classes,
             "columns": list(COLUMNS),
-            "phases": [phase.name.lower() for phase in Phase],
+            "phases": [phase.name.lower() for phase in RequestPhase],
             "phases_say": list(PHASE_IN_WORDS),
             "reasons": [why.name.lower() for why in Why],
             "says": [SAYS[why] for why in Why],
@@ -230,7 +230,7 @@ class PlayedServer:
         found = {}
         for i, name in enumerate(self.classes):
             mine = [row for row in rows.values() if row[at["class_id"]] == i]
-            counts = {phase.name.lower(): sum(row[at["phase"]] == phase for row in mine) for phase in Phase}
+            counts = {phase.name.lower(): sum(row[at["phase"]] == phase for row in mine) for phase in RequestPhase}
             more = ({"waiting": 96, "decode": 30}, {"waiting": 480, "decode": 60}, {"waiting": 84, "decode": 50})[i]
             found[name] = {
                 **counts,
@@ -316,28 +316,30 @@ class PlayedServer:
         class_id, odd, prompt = (0, 1, 1, 1, 2, 2)[fate.integers(6)], fate.integers(12), int(fate.integers(80, 2400))
         kind, arrival_s = KINDS[class_id], EPOCH_S + ARRIVE_S * (number - DRAWN)
         age_s, wait_s = now_s - arrival_s, float(fate.uniform(*kind.wait_s))
-        phase, since_s = Phase.DECODE, arrival_s + wait_s + 1.0
+        phase, since_s = RequestPhase.DECODE, arrival_s + wait_s + 1.0
         why: tuple[Why, float | None, float | None] = Why.NOTHING, None, None
         due_s: float | None = now_s + float(fate.uniform(0.05, 0.45))
         if age_s < wait_s:
             ahead = int(wait_s - age_s) * 9
-            phase, since_s, due_s = Phase.WAITING, arrival_s, arrival_s + kind.target_s
+            phase, since_s, due_s = RequestPhase.WAITING, arrival_s, arrival_s + kind.target_s
             why = (Why.CLASS, max(ahead // 2, 1), ahead) if class_id == 2 and ahead else (Why.PLACES, 190, 190)
             if due_s < now_s:
                 why = (Why.GIVEN_UP, ahead, 190)
         elif age_s < wait_s + 1.0:
-            phase, since_s = Phase.PREFILL, arrival_s + wait_s
+            phase, since_s = RequestPhase.PREFILL, arrival_s + wait_s
         elif odd == 0 and class_id == 2:
-            phase, since_s, due_s = Phase.PREEMPTED, arrival_s + wait_s + 3.0, arrival_s + kind.target_s
+            phase, since_s, due_s = RequestPhase.PREEMPTED, arrival_s + wait_s + 3.0, arrival_s + kind.target_s
             why = (Why.PLAN, number + 31, 7.5)
         elif odd == 1:
-            phase, why = Phase.PAUSED, (Why.PAUSE, 12.5, None)
+            phase, why = RequestPhase.PAUSED, (Why.PAUSE, 12.5, None)
         values = {
             "class_id": class_id, "phase": int(phase), "since_s": since_s, "prompt_tokens": prompt,
             "arrival_s": arrival_s, "due_s": due_s,
-            "computed_tokens": 0 if phase == Phase.WAITING else prompt // 2 if phase == Phase.PREFILL else prompt,
-            "output_tokens": max(int((age_s - wait_s - 1.0) * 20), 0), "preemptions": int(phase == Phase.PREEMPTED),
-            "ahead": why[2] or 0 if phase == Phase.WAITING else -1, "why": int(why[0]), "figure": why[1], "of": why[2],
+            "computed_tokens": {RequestPhase.WAITING: 0, RequestPhase.PREFILL: prompt // 2}.get(phase, prompt),
+            "output_tokens": max(int((age_s - wait_s - 1.0) * 20), 0),
+            "preemptions": int(phase == RequestPhase.PREEMPTED),
+            "ahead": why[2] or 0 if phase == RequestPhase.WAITING else -1,
+            "why": int(why[0]), "figure": why[1], "of": why[2],
             "missed": int(min(age_s, wait_s + 1.0) > kind.target_s),
         }  # fmt: skip
         return f"0-{number}", [values[name] for name in COLUMNS]

@@ -18,7 +18,7 @@ import numpy as np
 from sloserve.core.arrays import FloatArray, IntArray
 from sloserve.engine.metrics.page_folder import LIVE, PageFile
 from sloserve.engine.metrics.page_memory import PageMemory, found
-from sloserve.engine.why import Cause, Phase, Why
+from sloserve.engine.why import Cause, RequestPhase, Why
 
 MOST_ROWS: Final = 200
 """Requests drawn of one engine; the others are counted."""
@@ -87,7 +87,7 @@ class _Layout:
     def __init__(self, classes: int) -> None:
         self.classes = classes
         self.counts = len(_HEAD)
-        self.late = self.counts + classes * len(Phase)
+        self.late = self.counts + classes * len(RequestPhase)
         self.missed = self.late + classes
         self.next_due = self.missed + classes
         self.foreseen = self.next_due + classes
@@ -188,7 +188,7 @@ class LiveReader:
             free_blocks=int(head["free_blocks"]),
             total_blocks=int(head["total_blocks"]),
             head=Cause(Why(int(head["why"])), head["figure"], head["of"]),
-            counts=slots[layout.counts : layout.late].astype(np.int64).reshape(layout.classes, len(Phase)),
+            counts=slots[layout.counts : layout.late].astype(np.int64).reshape(layout.classes, len(RequestPhase)),
             late=slots[layout.late : layout.missed].astype(np.int64),
             missed=slots[layout.missed : layout.next_due].astype(np.int64),
             next_due_s=slots[layout.next_due : layout.foreseen],

@@ -27,7 +27,7 @@ from sloserve.engine.metrics.task_page import OpenTasks
 from sloserve.engine.metrics.task_view import MOST_SHOWN as MOST_TASKS_SHOWN
 from sloserve.engine.metrics.task_view import tasks_now
 from sloserve.engine.metrics.tenant_view import tenants_now
-from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Cause, Phase, Why, told_with_head
+from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Cause, RequestPhase, Why, told_with_head
 
 COLUMNS: Final = tuple(name for name in ROW if name != "number")
 """Columns of a row; its key is the rank and the number."""
@@ -87,7 +87,7 @@ class LiveView:
             "model": self._model(),
             "classes": list(self._classes),
             "columns": list(COLUMNS),
-            "phases": [phase.name.lower() for phase in Phase],
+            "phases": [phase.name.lower() for phase in RequestPhase],
             "phases_say": list(PHASE_IN_WORDS),
             "reasons": [why.name.lower() for why in Why],
             "says": [SAYS[why] for why in Why],
@@ -158,7 +158,7 @@ class LiveView:
             attained = shown((board.ended[i] for board in boards), now_s)
             burning = burn_rates(attained, missed)
             found[name] = {
-                **{phase.name.lower(): _sum(frame.counts[i, phase] for frame in frames) for phase in Phase},
+                **{phase.name.lower(): _sum(frame.counts[i, phase] for frame in frames) for phase in RequestPhase},
                 "late": late,
                 "missed": missed,
                 "next_due_s": _known(np.nanmin([math.inf, *(frame.next_due_s[i] for frame in frames)])),
@@ -228,7 +228,9 @@ def _rows(rank: int, frame: Frame, most: int) -> dict[str, list[Any]]:
     return {f"{rank}-{int(row[_NUMBER])}": [_known(row[i]) for i in columns] for row in rows.tolist()}
 
 
-def _mostly(frames: Sequence[Frame], class_id: int, at_s: float) -> tuple[Phase, int, tuple[str, str | None]] | None:
+def _mostly(
+    frames: Sequence[Frame], class_id: int, at_s: float
+) -> tuple[RequestPhase, int, tuple[str, str | None]] | None:
     """Return the phase of most requests of a class that are late, their number, and why the latest of them is held up.
 
     The reason comes with what an operator can do about it. If no request is late now, requests that have missed a
@@ -243,8 +245,8 @@ def _mostly(frames: Sequence[Frame], class_id: int, at_s: float) -> tuple[Phase,
     ((phase, count),) = Counter(int(row[_PHASE]) for row, _ in late).most_common(1)
     row, frame = min((one for one in late if one[0][_PHASE] == phase), key=lambda one: float(one[0][_DUE]))
     own = Cause(Why(int(row[_WHY])), float(row[_WHY + 1]), float(row[_WHY + 2]))
-    head = frame.head if phase == Phase.WAITING else Cause()
-    return Phase(phase), count, told_with_head(own, head)
+    head = frame.head if phase == RequestPhase.WAITING else Cause()
+    return RequestPhase(phase), count, told_with_head(own, head)
 
 
 def _is_late(frame: Frame, class_id: int, at_s: float) -> NDArray[np.bool_]:

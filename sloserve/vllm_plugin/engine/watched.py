@@ -16,7 +16,7 @@ from sloserve.core.slo import ClassTable
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.engine.planner import Planner
-from sloserve.engine.why import Cause, Phase, QueueRows, StepDone, Why, preempted_for, queue_causes
+from sloserve.engine.why import Cause, QueueRows, RequestPhase, StepDone, Why, preempted_for, queue_causes
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, counted_once, occupancy
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import compat
@@ -244,7 +244,7 @@ class _Live:
         phase[(self._status == _LOADING) & (self._preemptions > 0)] = _PREEMPTED
         for place in np.flatnonzero(phase == _PREEMPTED).tolist() if self._port.keeps_swapped else ():
             if self._port.swapped_tokens(self._requests[place]):
-                phase[place] = Phase.SWAPPED
+                phase[place] = RequestPhase.SWAPPED
         return phase
 
     def _since_s(self, places: Sequence[int]) -> list[float]:
@@ -276,8 +276,8 @@ class _Live:
         return missed
 
     def counts(self, classes: int) -> IntArray:
-        flat = np.bincount(self.class_id * len(Phase) + self.phase, minlength=classes * len(Phase))
-        return flat.reshape(classes, len(Phase))
+        flat = np.bincount(self.class_id * len(RequestPhase) + self.phase, minlength=classes * len(RequestPhase))
+        return flat.reshape(classes, len(RequestPhase))
 
     def next_due_s(self, classes: int) -> FloatArray:
         first = np.full(classes, np.nan)
@@ -357,7 +357,14 @@ class _Live:
 _BLOCKED, _UNSEEN = Cause(Why.BLOCKED), Cause(Why.UNSEEN)
 # Plain numbers: an enum member is looked up again at each use, and these are used for each request.
 _WAITING, _PREFILL, _DECODE, _PAUSED, _PREEMPTED = (
-    int(one) for one in (Phase.WAITING, Phase.PREFILL, Phase.DECODE, Phase.PAUSED, Phase.PREEMPTED)
+    int(one)
+    for one in (
+        RequestPhase.WAITING,
+        RequestPhase.PREFILL,
+        RequestPhase.DECODE,
+        RequestPhase.PAUSED,
+        RequestPhase.PREEMPTED,
+    )
 )
 _PLAIN, _LOADING = int(RequestStatus.WAITING), int(RequestStatus.WAITING_FOR_REMOTE_KVS)
 _PHASE_OF = np.full(max(RequestStatus) + 1, _WAITING)

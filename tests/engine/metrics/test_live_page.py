@@ -17,7 +17,7 @@ from sloserve.engine.metrics.live_page import (
     LiveWriter,
     find_live_pages,
 )
-from sloserve.engine.why import Cause, Phase, Why
+from sloserve.engine.why import Cause, RequestPhase, Why
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def frame(at_s: float, rows: int = 3, foreseen: FloatArray | None = None) -> Fra
         free_blocks=4,
         total_blocks=60,
         head=Cause(Why.BLOCKS, 12.0, 4.0),
-        counts=np.arange(2 * len(Phase)).reshape(2, len(Phase)),
+        counts=np.arange(2 * len(RequestPhase)).reshape(2, len(RequestPhase)),
         late=np.array([1, 0]),
         missed=np.array([3, 2]),
         next_due_s=np.array([5.0, np.nan]),

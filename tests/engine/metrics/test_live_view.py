@@ -19,7 +19,7 @@ from sloserve.engine.metrics.live_view import COLUMNS, LiveView
 from sloserve.engine.metrics.process_page import Board
 from sloserve.engine.metrics.task_page import TaskPage, TaskPages
 from sloserve.engine.metrics.task_table import EndedTask, TaskTable
-from sloserve.engine.why import NEXT_STEP, SAYS, Cause, Phase, Why
+from sloserve.engine.why import NEXT_STEP, SAYS, Cause, RequestPhase, Why
 
 
 class Unheard:
@@ -38,8 +38,8 @@ def frame(rows: int, *, foreseen: bool = False) -> Frame:
     table[:, ROW.index("number")] = np.arange(1, rows + 1)
     table[:, ROW.index("due_s")] = np.where(np.arange(rows) % 2, 1e9 + np.arange(rows), np.nan)
     table[:, ROW.index("figure")] = np.nan
-    counts = np.zeros((2, len(Phase)), np.int64)
-    counts[0, Phase.DECODE] = rows
+    counts = np.zeros((2, len(RequestPhase)), np.int64)
+    counts[0, RequestPhase.DECODE] = rows
     known = np.stack((np.full(NEAR.size, 50.04), np.full(NEAR.size, 2.0))) if foreseen else None
     late, next_due_s = np.array([1, 0]), np.array([1e9 + 1.0, np.nan])
     head, missed = Cause(Why.BLOCKS, 12.0, 4.0), np.zeros(2, np.int64)
@@ -90,8 +90,8 @@ def test_a_late_class_says_what_most_of_its_late_requests_do_and_why(server: Ser
     made = frame(7)
     made.rows[:, ROW.index("due_s")] = 1e9 - 1.0 - np.arange(7)
     made.rows[6, ROW.index("due_s")] = 1e9 + 1.0  # in time
-    made.rows[:, ROW.index("phase")] = Phase.WAITING
-    made.rows[4:, ROW.index("phase")] = Phase.DECODE
+    made.rows[:, ROW.index("phase")] = RequestPhase.WAITING
+    made.rows[4:, ROW.index("phase")] = RequestPhase.DECODE
     server.live[0].write(made)
     # Those in the queue wait for the first of it.
     why = "it needs 12 KV blocks, and 4 are free"
@@ -146,7 +146,7 @@ def test_requests_that_missed_a_deadline_raise_the_alarm_before_they_end(server:
     made = frame(12)
     made.rows[:, ROW.index("due_s")] = 1e9 + 60.0
     made.rows[:9, ROW.index("missed")] = 1.0
-    made.rows[:, ROW.index("phase")] = Phase.DECODE
+    made.rows[:, ROW.index("phase")] = RequestPhase.DECODE
     made.missed[0] = 9
     made.late[:] = 0
     server.live[0].write(made)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sloserve.core.in_words import due, duration, in_one_unit
 from sloserve.engine.metrics.live_view import COLUMNS
-from sloserve.engine.why import SAYS, Phase, Why, sentence
+from sloserve.engine.why import SAYS, RequestPhase, Why, sentence
 from sloserve.sim.report.live_fleet import STATES
 from sloserve.sim.report.live_requests import ShownRows, reason
 from sloserve.sim.report.live_screen import latency, screen
@@ -23,20 +23,20 @@ EVIL = "[red]x[/red]\x1b[2J\x07<img onerror>"
 
 
 def row(**what: Any) -> list[Any]:
-    usual = {"class_id": 0, "phase": int(Phase.DECODE), "since_s": 90.0, "arrival_s": 80.0, "due_s": None,
+    usual = {"class_id": 0, "phase": int(RequestPhase.DECODE), "since_s": 90.0, "arrival_s": 80.0, "due_s": None,
              "prompt_tokens": 7, "computed_tokens": 7, "output_tokens": 3, "preemptions": 0, "ahead": -1, "missed": 0,
              "why": 0, "figure": None, "of": None}  # fmt: skip
     return [(usual | what)[name] for name in COLUMNS]
 
 
 def view(**what: Any) -> dict[str, Any]:
-    counts = {phase.name.lower(): 0 for phase in Phase}
+    counts = {phase.name.lower(): 0 for phase in RequestPhase}
     return {
         "at_s": 100.0,
         "model": EVIL,
         "classes": ["urgent"],
         "columns": list(COLUMNS),
-        "phases": [phase.name.lower() for phase in Phase],
+        "phases": [phase.name.lower() for phase in RequestPhase],
         "says": [SAYS[why] for why in Why],
         "near": [0, 64],
         "headlines": ["urgent: 1 late, 1 of them waiting: all places are taken: 3 of 3 requests run"],
@@ -62,8 +62,8 @@ def shown(view: dict[str, Any], most: int = 10, width: int = 140) -> str:
 def test_a_late_request_and_why_it_waits_are_the_first_row() -> None:
     rows = {
         "0-1": row(),
-        "0-2": row(phase=int(Phase.WAITING), due_s=97.0, ahead=0),
-        "0-3": row(phase=int(Phase.PREEMPTED), due_s=190.0, why=int(Why.PLAN), figure=2, of=93.0),
+        "0-2": row(phase=int(RequestPhase.WAITING), due_s=97.0, ahead=0),
+        "0-3": row(phase=int(RequestPhase.PREEMPTED), due_s=190.0, why=int(Why.PLAN), figure=2, of=93.0),
     }
     text = shown(view(rows=rows))
     lines = [line.split() for line in text.splitlines()]
@@ -112,7 +112,7 @@ def test_no_figure_of_a_class_is_cut_on_a_narrow_or_a_wide_screen(width: int) ->
 
 
 def test_a_narrow_screen_says_why_before_all_else_and_cuts_no_figure() -> None:
-    rows = {"0-117": row(phase=int(Phase.PREEMPTED), due_s=97.0, why=int(Why.PLAN), figure=1234, of=7.5)}
+    rows = {"0-117": row(phase=int(RequestPhase.PREEMPTED), due_s=97.0, why=int(Why.PLAN), figure=1234, of=7.5)}
     name = "a class whose name takes a long time to say"
     late = view(classes=[name], by_class={name: view()["by_class"]["urgent"]}, rows=rows, model="m")
     lines = shown(late, width=80).splitlines()
@@ -265,11 +265,13 @@ def test_the_last_change_of_the_policy_says_who_made_it() -> None:
 
 def overloaded(**what: Any) -> dict[str, Any]:
     rows = {
-        "0-1": row(phase=int(Phase.WAITING), due_s=80.0, missed=1, ahead=2, why=int(Why.GIVEN_UP), figure=2, of=16),
+        "0-1": row(
+            phase=int(RequestPhase.WAITING), due_s=80.0, missed=1, ahead=2, why=int(Why.GIVEN_UP), figure=2, of=16
+        ),
         "0-2": row(due_s=100.1, output_tokens=1234),
-        "0-3": row(phase=int(Phase.WAITING), due_s=110.0, ahead=0),
-        "0-4": row(phase=int(Phase.WAITING), due_s=130.0, ahead=7, arrival_s=10.0, why=int(Why.QUEUE), figure=7),
-        "0-5": row(phase=int(Phase.PREFILL), due_s=None, prompt_tokens=4000, computed_tokens=1500, class_id=1),
+        "0-3": row(phase=int(RequestPhase.WAITING), due_s=110.0, ahead=0),
+        "0-4": row(phase=int(RequestPhase.WAITING), due_s=130.0, ahead=7, arrival_s=10.0, why=int(Why.QUEUE), figure=7),
+        "0-5": row(phase=int(RequestPhase.PREFILL), due_s=None, prompt_tokens=4000, computed_tokens=1500, class_id=1),
     }
     one = view()["by_class"]["urgent"]
     return view(rows=rows, classes=["urgent", "lax"], by_class={"urgent": one, "lax": one}, **what)

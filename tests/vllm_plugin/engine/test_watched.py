@@ -14,7 +14,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.metrics import live_page
 from sloserve.engine.metrics.live_page import ROW, Frame, LiveWriter, find_live_pages
 from sloserve.engine.recording.reading import read_recording, recordings
-from sloserve.engine.why import Phase, Why
+from sloserve.engine.why import RequestPhase, Why
 from sloserve.vllm_plugin.engine.recorded import Recorded
 
 pytestmark = pytest.mark.vllm
@@ -58,8 +58,8 @@ def row(frame: Frame, number: int) -> dict[str, float]:
     return dict(zip(ROW, found.tolist(), strict=True))
 
 
-def phase(frame: Frame, number: int) -> Phase:
-    return Phase(int(row(frame, number)["phase"]))
+def phase(frame: Frame, number: int) -> RequestPhase:
+    return RequestPhase(int(row(frame, number)["phase"]))
 
 
 Watch = Callable[..., list[Frame]]
@@ -70,13 +70,13 @@ def test_what_is_drawn_is_what_the_engine_does(build: Build, request_of: Request
     frames = watch(build("edf"), work)
     first = frames[0]
     assert (first.live, first.total_blocks, first.foreseen) == (2, 40, None)
-    assert [phase(first, n) for n in (1, 2)] == [Phase.PREFILL, Phase.WAITING]
+    assert [phase(first, n) for n in (1, 2)] == [RequestPhase.PREFILL, RequestPhase.WAITING]
     a, b = row(first, 1), row(first, 2)
     assert (a["prompt_tokens"], a["computed_tokens"], a["due_s"] - a["arrival_s"]) == (150, 64, 2.0)
     assert np.isnan(b["due_s"]) and (a["ahead"], b["ahead"]) == (-1, 0)
-    assert first.counts.sum() == 2 and first.counts[int(b["class_id"]), Phase.WAITING] == 1
+    assert first.counts.sum() == 2 and first.counts[int(b["class_id"]), RequestPhase.WAITING] == 1
     assert first.next_due_s[int(a["class_id"])] == a["due_s"]
-    later = next(frame for frame in frames if frame.live and phase(frame, 1) == Phase.DECODE)
+    later = next(frame for frame in frames if frame.live and phase(frame, 1) == RequestPhase.DECODE)
     assert row(later, 1)["output_tokens"] >= 1
     assert frames[-1].live == 0 and frames[-1].rows.size == 0  # the last step is shown, whenever it comes
 
@@ -102,10 +102,10 @@ def test_what_holds_up_the_first_would_have_let_it_in_had_there_been_more(
     frames, freed = (watch(build(name, section=section, **sizes_used), work) for sizes_used in (size, {**size, **more}))
     place = next(i for i, frame in enumerate(frames) if frame.head.why == why)
     head = frames[place].head
-    assert phase(frames[place], last) == Phase.WAITING and row(frames[place], last)["ahead"] == 0
+    assert phase(frames[place], last) == RequestPhase.WAITING and row(frames[place], last)["ahead"] == 0
     taken, least = head.figure, head.of
     assert taken >= least if why != Why.BLOCKS else taken > least
-    assert phase(freed[place], last) != Phase.WAITING
+    assert phase(freed[place], last) != RequestPhase.WAITING
 
 
 def test_no_step_waits_for_its_frame(build: Build, request_of: RequestOf, watch: Watch) -> None:
@@ -148,7 +148,7 @@ def test_a_limit_of_the_plan_is_told_and_another_lets_the_request_in(
     free.most = 2
     frames, freed = (watch(build(policy), work) for policy in (held, free))
     assert (frames[0].head.why, frames[0].head.figure, frames[0].head.of) == (Why.LIMIT, 1, 1)
-    assert phase(frames[0], 2) == Phase.WAITING and phase(freed[0], 2) == Phase.PREFILL
+    assert phase(frames[0], 2) == RequestPhase.WAITING and phase(freed[0], 2) == RequestPhase.PREFILL
 
 
 def test_who_waits_behind_others_goes_first_with_an_earlier_deadline(
@@ -175,10 +175,10 @@ def test_a_request_that_the_policy_has_given_up_is_told_so_and_a_later_deadline_
         frames = watch(build("auto", max_num_seqs=2), work)
         return [row(frame, 3) for frame in frames if (frame.rows[:, 0] == 3).any()]
 
-    waits = [one for one in urgent_rows(0.001) if one["phase"] == Phase.WAITING]
+    waits = [one for one in urgent_rows(0.001) if one["phase"] == RequestPhase.WAITING]
     assert len(waits) > 5 and all(one["missed"] == 1.0 for one in waits[1:])
     assert {(one["why"], one["figure"], one["of"]) for one in waits[1:]} == {(Why.GIVEN_UP, 0, 2)}
-    assert sum(one["phase"] == Phase.WAITING for one in urgent_rows(0.2)) < len(waits) / 2
+    assert sum(one["phase"] == RequestPhase.WAITING for one in urgent_rows(0.2)) < len(waits) / 2
 
 
 @pytest.mark.parametrize(
@@ -217,18 +217,18 @@ def test_a_preemption_names_the_request_it_was_for_and_how_much_earlier_that_is_
         return watch(build("edf", max_num_seqs=1), work)
 
     told = [row(frame, 1) for frame in frames(50.0) if frame.live and (frame.rows[:, 0] == 1).any()]
-    (cause,) = {(one["why"], one["figure"], one["of"]) for one in told if one["phase"] == Phase.PREEMPTED}
+    (cause,) = {(one["why"], one["figure"], one["of"]) for one in told if one["phase"] == RequestPhase.PREEMPTED}
     assert cause[:2] == (Why.PLAN, 2) and cause[2] == pytest.approx(50.0 - 3.05)
     # Had its deadline come first, the other would not have taken its place.
-    assert not any(frame.counts[:, Phase.PREEMPTED].any() for frame in frames(2.9))
+    assert not any(frame.counts[:, RequestPhase.PREEMPTED].any() for frame in frames(2.9))
 
 
 def test_kv_that_runs_short_is_told_apart_from_a_plan(build: Build, request_of: RequestOf, watch: Watch) -> None:
     work = [request_of("a", 0.0, 30, 80), request_of("b", 0.0, 30, 80)]
     frames, roomy = (watch(build("fcfs", kv_blocks=blocks, max_model_len=128), work) for blocks in (10, 40))
-    lost = [row(frame, 2) for frame in frames if frame.counts[:, Phase.PREEMPTED].any()]
+    lost = [row(frame, 2) for frame in frames if frame.counts[:, RequestPhase.PREEMPTED].any()]
     assert lost and {one["why"] for one in lost} == {Why.KV_SHORT} and lost[0]["preemptions"] == 1
-    assert not any(frame.counts[:, Phase.PREEMPTED].any() for frame in roomy)
+    assert not any(frame.counts[:, RequestPhase.PREEMPTED].any() for frame in roomy)
 
 
 def test_a_pause_says_how_far_ahead_of_its_reader_a_request_is(
@@ -253,7 +253,7 @@ def test_a_pause_says_how_far_ahead_of_its_reader_a_request_is(
         work = [WorkloadRequest("a", 0.0, 8, 60, slow), request_of("b", 0.0, 8, 60)]
         frames = watch(build(PauseAhead()), work)
         rows = [row(frame, 1) for frame in frames if (frame.rows[:, 0] == 1).any()]
-        return [one for one in rows if one["phase"] == Phase.PAUSED]
+        return [one for one in rows if one["phase"] == RequestPhase.PAUSED]
 
     found = paused(1.0)
     assert found and {one["why"] for one in found} == {Why.PAUSE} and all(one["figure"] > 4.0 for one in found)
