@@ -22,7 +22,7 @@ from sloserve.fleet.gateway.instances import Instances
 _RETRY_S: Final = 5
 
 
-class Why(StrEnum):
+class PickedBy(StrEnum):
     """Why a server was chosen."""
 
     ROOM = "room"
@@ -47,7 +47,7 @@ class Pick:
     """
 
     server: str
-    why: Why
+    why: PickedBy
     held_s: float = 0.0
     others: tuple[str, ...] = ()
     sent: SentRequest | None = None
@@ -140,7 +140,7 @@ class Picking:
         except (HoldFull, HeldTooLong):
             sent = None
         if sent is not None:
-            why = Why.HELD if held.held_s > 0.0 else Why.ROOM
+            why = PickedBy.HELD if held.held_s > 0.0 else PickedBy.ROOM
             return Pick(sent.instance.name, why, held.held_s, sent=sent, held=held)
         now_s = self._clock.monotonic_s()
         full = self.instances.choose_full(model, held.work, held.prompt, now_s, among)
@@ -149,7 +149,7 @@ class Picking:
         if request.slo_class in self._section.shed:
             message = f"no server has room for requests of class {request.slo_class}; retry in {_RETRY_S} s"
             raise QueueFull(message, _RETRY_S, request.slo_class)
-        return Pick(full.name, Why.FULL, held.held_s, sent=self._send(full, held), held=held)
+        return Pick(full.name, PickedBy.FULL, held.held_s, sent=self._send(full, held), held=held)
 
     def _of_any(self, request: GatewayRequest, eligible: Eligible) -> Pick | None:
         """Choose for a request of a model that no server is known to have, while servers have different ones."""
@@ -162,7 +162,7 @@ class Picking:
         if not found:
             return None
         one, held = min(found, key=lambda each: (-min(each[0].room, 1), each[0].requests, each[0].number))
-        return Pick(one.name, Why.ROOM if one.room > 0 else Why.FULL, sent=self._send(one, held), held=held)
+        return Pick(one.name, PickedBy.ROOM if one.room > 0 else PickedBy.FULL, sent=self._send(one, held), held=held)
 
     def any_of(self, subset: Collection[str] | None) -> Pick | None:
         """Choose a server of which nothing is known: of the ones with the fewest requests from here each in turn.
@@ -182,7 +182,7 @@ class Picking:
             instance = known.get(names[place])
             return 0 if instance is None else instance.in_flight, (place - self._turn) % size
 
-        return Pick(names[min(range(size), key=load)], Why.SILENT)
+        return Pick(names[min(range(size), key=load)], PickedBy.SILENT)
 
     def _after(self, pick: Pick, among: Collection[str] | None) -> tuple[str, ...]:
         """Return the servers to try after the chosen one."""

@@ -31,7 +31,7 @@ GREEDY, SHIPPED = "greedy", "shipped"
 SHIPPED_FILE = "opt-a100x4.safetensors"
 
 
-class Why(StrEnum):
+class RoutedBy(StrEnum):
     """The reason why a request went to its model, short enough for a header and a metric's label."""
 
     ONLY = "only"
@@ -62,7 +62,7 @@ class Choice:
     """
 
     model: str | None
-    why: Why
+    why: RoutedBy
     barred: Mapping[str, Barred]
     shadow: str | None = None
     decision: Decision | None = None
@@ -136,7 +136,7 @@ class ModelChooser:
         barred = {c.model: reason for c in listed if (reason := c.barred(facts)) is not None}
         able = {c.model: c for c in listed if c.model not in barred}
         if not able:
-            return Choice(None, Why.NONE, barred)
+            return Choice(None, RoutedBy.NONE, barred)
         able = {model: c for model, c in able.items() if not c.full} or able
         limit_s = max(facts.limit_s(self._settings.token_ms / 1e3) - facts.elapsed_s, 1e-9)
         left_s = limit_s - facts.network_s
@@ -153,18 +153,18 @@ class ModelChooser:
         network = self._network if self._trusts_policy(trial) else None
         preferred = self._decide(seen, network)
         shadow = None if self._settings.shadow is None else self._models[self._decide(seen, self._shadow)]
-        why = Why.BEST if network is None else Why.POLICY
+        why = RoutedBy.BEST if network is None else RoutedBy.POLICY
         if len(able) == 1:
-            why = Why.ONLY
+            why = RoutedBy.ONLY
         elif not in_time(predicted_s, np.array([left_s]), error).any():
-            why = Why.SOONEST
+            why = RoutedBy.SOONEST
         index, chance = preferred, 1.0
         stays_on = self._stays_on(facts)
         if stays_on in able and allowed[0, self._models.index(stays_on)]:
-            index, why, trial = self._models.index(stays_on), Why.CONVERSATION, None
+            index, why, trial = self._models.index(stays_on), RoutedBy.CONVERSATION, None
         elif not again and (options := np.flatnonzero(allowed[0])).size > 1:
             index, chance = self._explored(preferred, options)
-            why = why if index == preferred else Why.EXPLORED
+            why = why if index == preferred else RoutedBy.EXPLORED
         model = self._models[index]
         if facts.conversation is not None:
             self._conversations.went_to(facts.conversation, model)

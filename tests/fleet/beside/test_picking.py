@@ -10,7 +10,7 @@ import pytest
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
 from sloserve.fleet.beside.choice_settings import ChoiceSection, ServedModel
-from sloserve.fleet.beside.picking import Pick, Picking, Why
+from sloserve.fleet.beside.picking import Pick, PickedBy, Picking
 from sloserve.fleet.beside.request_reading import HowRead, RequestReading
 from sloserve.fleet.beside.server_figures import ServerFigures
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
@@ -45,7 +45,7 @@ def picked(made: Picking, subset: list[str] | None = None, **fields: Any) -> Pic
 def test_the_server_with_the_least_to_do_is_chosen_and_keeps_the_conversation() -> None:
     made = picking({"a": 9, "b": 0})
     first = picked(made, text="rules " * 3_000)
-    assert first is not None and (first.server, first.why) == ("b", Why.ROOM)
+    assert first is not None and (first.server, first.why) == ("b", PickedBy.ROOM)
     spread = Counter(one.server for _ in range(40) if (one := picked(made, text="short")) is not None)
     assert len(spread) == 2, "what was sent counts before it is reported"
     again = picked(made, text="rules " * 3_000)
@@ -90,7 +90,7 @@ def test_where_no_server_has_room_the_wait_ends_and_the_cheapest_queue_gets_the_
         return await made.pick(request(arrival_s=began_s)), clock.monotonic_s() - began_s
 
     one, waited_s = virtual_time.run(main())
-    assert one is not None and (one.server, one.why, one.held_s) == ("b", Why.FULL, waited_s)
+    assert one is not None and (one.server, one.why, one.held_s) == ("b", PickedBy.FULL, waited_s)
     assert waited_s == pytest.approx(1.5)
 
 
@@ -104,7 +104,7 @@ def test_room_that_comes_ends_the_wait_of_the_most_urgent() -> None:
         async def asked(due_ms: int) -> None:
             xargs = {"slo_e2e_ms": due_ms}
             one = await made.pick(request(arrival_s=clock.monotonic_s(), vllm_xargs=xargs))
-            assert one is not None and one.why is Why.HELD
+            assert one is not None and one.why is PickedBy.HELD
             order.append(due_ms)
             made.ended(one)
 
@@ -123,11 +123,11 @@ def test_a_class_that_is_shed_is_refused_only_where_servers_are_full() -> None:
         picked(made)
     made.servers.lost("a")
     one = picked(made)
-    assert one is not None and one.why is Why.SILENT, "nothing is known of it"
+    assert one is not None and one.why is PickedBy.SILENT, "nothing is known of it"
 
 
 def test_the_list_of_waiting_requests_has_an_end() -> None:
-    async def main() -> list[Why]:
+    async def main() -> list[PickedBy]:
         made = Picking(SMALL, ChoiceSection(hold_max_s=2.0, max_held=1), LoopClock())
         made.servers.listed(["a"])
         made.reported("a", ServerFigures("m", 2), 0)
@@ -135,7 +135,7 @@ def test_the_list_of_waiting_requests_has_an_end() -> None:
         found = await asyncio.gather(*(made.pick(request(arrival_s=arrival_s)) for _ in range(3)))
         return [one.why for one in found if one is not None]
 
-    assert virtual_time.run(main()) == [Why.FULL] * 3
+    assert virtual_time.run(main()) == [PickedBy.FULL] * 3
 
 
 def test_a_request_that_has_ended_counts_no_more_though_no_new_figures_have_come() -> None:

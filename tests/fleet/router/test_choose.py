@@ -9,7 +9,7 @@ import pytest
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import Targets
 from sloserve.fleet.router.candidates import Barred, Candidate, RequestFacts
-from sloserve.fleet.router.choose import SHIPPED, ModelChooser, Why, load_policy
+from sloserve.fleet.router.choose import SHIPPED, ModelChooser, RoutedBy, load_policy
 from sloserve.fleet.router.conversations import Conversations
 from sloserve.fleet.router.features import RawFeatures, Schema, features
 from sloserve.fleet.router.network import MAX_FILE_BYTES, Network, load_network
@@ -38,7 +38,7 @@ def test_the_best_in_time_then_the_next_then_the_least_late() -> None:
     assert chooser.choose(FACTS, busy(LARGE, float("nan")), 1.0).model == MIDDLE
     hurried = replace(FACTS, targets=Targets(e2e_s=0.1))
     late = chooser.choose(hurried, IDLE, 2.0)
-    assert (late.model, late.why) == (SMALL, Why.SOONEST)
+    assert (late.model, late.why) == (SMALL, RoutedBy.SOONEST)
 
 
 def test_time_that_is_gone_and_the_networks_time_count() -> None:
@@ -67,9 +67,9 @@ def test_each_bar_is_named() -> None:
     assert chooser.choose(tools, (*able[:2], replace(able[2], ready_in_s=1.0)), 0.0).model == LARGE
     assert chooser.choose(tools, (*able[:2], replace(able[2], ready_in_s=2.0)), 0.0).model == MIDDLE
     nothing = chooser.choose(tools, IDLE, 0.0)
-    assert (nothing.model, nothing.why, len(nothing.barred)) == (None, Why.NONE, 3)
+    assert (nothing.model, nothing.why, len(nothing.barred)) == (None, RoutedBy.NONE, 3)
     only = chooser.choose(tools, able[:1], 0.0)
-    assert (only.model, only.why) == (SMALL, Why.ONLY)
+    assert (only.model, only.why) == (SMALL, RoutedBy.ONLY)
 
 
 def test_a_model_that_takes_no_more_of_the_class_is_passed_over_while_another_does() -> None:
@@ -92,10 +92,10 @@ def test_a_conversation_stays_while_its_model_is_in_time() -> None:
     talk = replace(FACTS, conversation="tenant-a/7")
     assert chooser.choose(talk, busy(LARGE, 9.0), 0.0).model == MIDDLE
     stays = chooser.choose(talk, IDLE, 1.0)
-    assert (stays.model, stays.why) == (MIDDLE, Why.CONVERSATION)
+    assert (stays.model, stays.why) == (MIDDLE, RoutedBy.CONVERSATION)
     moved = chooser.choose(talk, busy(MIDDLE, 9.0), 2.0)
-    assert (moved.model, moved.why) == (LARGE, Why.BEST)
-    assert chooser.choose(talk, IDLE, 3.0).why is Why.CONVERSATION
+    assert (moved.model, moved.why) == (LARGE, RoutedBy.BEST)
+    assert chooser.choose(talk, IDLE, 3.0).why is RoutedBy.CONVERSATION
 
 
 def test_conversations_are_bounded_whatever_clients_call_them() -> None:
@@ -121,7 +121,7 @@ def valuing(*values: float) -> Network:
 def test_a_policy_decides_among_those_in_time_and_a_shadow_only_speaks() -> None:
     chooser = ModelChooser(SETTINGS.model_copy(update={"shadow": "greedy"}), valuing(1.0, 3.0, 2.0))
     found = chooser.choose(FACTS, IDLE, 0.0)
-    assert (found.model, found.why, found.shadow) == (MIDDLE, Why.POLICY, LARGE)
+    assert (found.model, found.why, found.shadow) == (MIDDLE, RoutedBy.POLICY, LARGE)
     assert chooser.choose(FACTS, busy(MIDDLE, 9.0), 1.0).model == LARGE
     broken = ModelChooser(SETTINGS, valuing(1.0, float("nan"), 2.0))
     assert broken.choose(FACTS, IDLE, 0.0).model == LARGE  # greedy
@@ -138,7 +138,7 @@ def test_a_share_of_requests_explores_only_models_in_time_and_says_how_likely_th
     assert set(models) == {MIDDLE, LARGE} and models.count(MIDDLE) / 1500 == pytest.approx(0.05, abs=0.015)
     chances = {one.model: one.decision.propensity for one in found if one.decision is not None}
     assert chances == {LARGE: pytest.approx(0.95), MIDDLE: pytest.approx(0.05)}
-    assert {one.why for one in found if one.model == MIDDLE} == {Why.EXPLORED}
+    assert {one.why for one in found if one.model == MIDDLE} == {RoutedBy.EXPLORED}
     other = ModelChooser(settings, seed=b"b")
     assert [other.choose(FACTS, late, i * 0.1).model for i in range(1500)] != models
 
@@ -148,13 +148,13 @@ def test_neither_conversations_nor_second_choices_nor_late_requests_explore() ->
     talk = replace(FACTS, conversation="a", begins=False)
     first = chooser.choose(replace(talk, begins=True), IDLE, 0.0).model
     stays = [chooser.choose(talk, IDLE, float(i)) for i in range(300)]
-    assert {(one.model, one.why) for one in stays} == {(first, Why.CONVERSATION)}
+    assert {(one.model, one.why) for one in stays} == {(first, RoutedBy.CONVERSATION)}
     assert all(one.decision is not None and one.decision.propensity == 1.0 for one in stays)
     seconds = [chooser.choose(FACTS, IDLE, 300.0 + i, again=True) for i in range(300)]
     assert {(one.model, one.decision) for one in seconds} == {(LARGE, None)}
     hurried = replace(FACTS, targets=Targets(e2e_s=0.1))
     late = [chooser.choose(hurried, IDLE, 600.0 + i) for i in range(300)]
-    assert {(one.model, one.why) for one in late} == {(SMALL, Why.SOONEST)}
+    assert {(one.model, one.why) for one in late} == {(SMALL, RoutedBy.SOONEST)}
 
 
 def test_a_policy_that_is_worse_than_greedy_is_given_up_unless_the_settings_keep_it() -> None:
@@ -167,7 +167,7 @@ def test_a_policy_that_is_worse_than_greedy_is_given_up_unless_the_settings_keep
     assert chooser.guard is not None and chooser.guard.has_lost
     assert chooser.guard.mean == pytest.approx(0.70 - 1.0)  # openbookqa, the task of the class
     choice = chooser.choose(FACTS, IDLE, 4000.0)
-    assert (choice.model, choice.why) == (LARGE, Why.BEST)
+    assert (choice.model, choice.why) == (LARGE, RoutedBy.BEST)
     assert chooser.choose(FACTS, IDLE, 4001.0, again=True).model == LARGE
     kept = ModelChooser(SETTINGS.model_copy(update={"rollback": False}), worse)
     assert kept.guard is None and {kept.choose(FACTS, IDLE, float(i)).model for i in range(300)} == {SMALL}
