@@ -19,7 +19,7 @@ import numpy as np
 from sloserve.core.slo import Targets
 from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.contract.reports import AgentReport
-from sloserve.fleet.contract.traffic import Traffic
+from sloserve.fleet.contract.traffic import RecentTraffic
 from sloserve.fleet.gateway.traffic_log import LoggedRequest, TrafficLog
 from sloserve.fleet.planning.scaling import ScaledKind, Scaling
 from sloserve.fleet.run.scaler import SCALE_S
@@ -55,7 +55,7 @@ class Observed:
     waiting: int
     worst: float
     streams: int
-    traffic: Callable[[], Traffic]
+    traffic: Callable[[], RecentTraffic]
 
     @property
     def running(self) -> int:
@@ -192,7 +192,7 @@ class ScaledFleet(LiveFleet):
             lambda: self._reported(now_s),
         )
 
-    def _reported(self, now_s: float) -> Traffic:
+    def _reported(self, now_s: float) -> RecentTraffic:
         """Return the traffic; requests that are no streams are lines."""
         traffic, urgent = self._traffic.report(now_s), min(self._rank, key=self._rank.__getitem__)
         return replace(

@@ -50,7 +50,7 @@ class SeenRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class RecentTraffic:
     """The requests that arrived in the last seconds, the oldest first.
 
     Args:
@@ -66,7 +66,7 @@ _Row = tuple[float, str, str, int, int | None, int, bool, float | None, float | 
 _decoder: Final = msgspec.json.Decoder(tuple[float, list[_Row]])
 
 
-def to_text(traffic: Traffic) -> str:
+def to_text(traffic: RecentTraffic) -> str:
     """Return the traffic as compressed text: about 8 bytes a request."""
     rows = [
         (
@@ -88,7 +88,7 @@ def to_text(traffic: Traffic) -> str:
     return base64.b64encode(packed).decode("ascii")
 
 
-def traffic_of(text: str) -> Traffic | None:
+def traffic_of(text: str) -> RecentTraffic | None:
     """Read a traffic report; return ``None`` if another version wrote it and this one cannot read it."""
     try:
         opener = zlib.decompressobj()
@@ -97,18 +97,18 @@ def traffic_of(text: str) -> Traffic | None:
         requests = tuple(SeenRequest(*row[:7], targets=Targets(*row[7:])) for row in rows[-MOST_REQUESTS:])
     except (ValueError, zlib.error, msgspec.MsgspecError):
         return None
-    return Traffic(covers_s, requests)
+    return RecentTraffic(covers_s, requests)
 
 
-def together(reports: Sequence[tuple[Traffic, float]]) -> Traffic:
+def together(reports: Sequence[tuple[RecentTraffic, float]]) -> RecentTraffic:
     """Return the traffic of several gateways as one; it covers the seconds that all of the reports cover.
 
     Args:
         reports: The report of each gateway, with its age in seconds.
     """
     if not reports:
-        return Traffic()
+        return RecentTraffic()
     covers_s = min(traffic.covers_s + age_s for traffic, age_s in reports)
     requests = [replace(one, age_s=one.age_s + age_s) for traffic, age_s in reports for one in traffic.requests]
     kept = sorted((one for one in requests if one.age_s <= covers_s), key=lambda one: -one.age_s)
-    return Traffic(covers_s, tuple(kept))
+    return RecentTraffic(covers_s, tuple(kept))

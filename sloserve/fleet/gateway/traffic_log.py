@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from sloserve.core.slo import Targets
-from sloserve.fleet.contract.traffic import MOST_REQUESTS, WINDOW_S, SeenRequest, Traffic
+from sloserve.fleet.contract.traffic import MOST_REQUESTS, WINDOW_S, RecentTraffic, SeenRequest
 
 
 @dataclass(slots=True)
@@ -67,10 +67,10 @@ class TrafficLog:
         self._requests.append(entry)
         return entry
 
-    def report(self, now_s: float) -> Traffic:
+    def report(self, now_s: float) -> RecentTraffic:
         """Return what arrived in the window before ``now_s``."""
         self._forget(now_s)
-        return Traffic(
+        return RecentTraffic(
             min(now_s - self._since_s, WINDOW_S),
             tuple(
                 SeenRequest(

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from sloserve.core.errors import StoreError
 from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.contract.reports import GatewayReport, agent_report, to_json
-from sloserve.fleet.contract.traffic import Traffic, to_text
+from sloserve.fleet.contract.traffic import RecentTraffic, to_text
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.shared_use import SharedUse
@@ -208,7 +208,7 @@ class Watch:
         write = partial(self._write_traffic, store, report)
         await asyncio.get_running_loop().run_in_executor(self._thread, write)
 
-    def _write_traffic(self, store: Store, report: Traffic) -> None:
+    def _write_traffic(self, store: Store, report: RecentTraffic) -> None:
         store.traffic.write(self._name, to_text(report))
 
     def _exchange(self, store: Store, report: GatewayReport) -> tuple[PlanInForce | None, list[tuple[str, float]]]:

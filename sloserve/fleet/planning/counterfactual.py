@@ -25,7 +25,7 @@ from sloserve.core.runlog import RequestLog, RunLog
 from sloserve.core.slo import SLO, ClassTable
 from sloserve.estimator.length.kaplan_meier import SurvivalCurve, survival_curve
 from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS
-from sloserve.fleet.contract.traffic import MOST_REQUESTS, SeenRequest, Traffic
+from sloserve.fleet.contract.traffic import MOST_REQUESTS, RecentTraffic, SeenRequest
 
 MOST_REPLAYS: Final = 4
 WARM_S: Final = 90.0
@@ -100,7 +100,7 @@ Serve = Callable[[Sequence[WorkloadRequest], int], RunLog]
 
 
 def replay_of(
-    traffic: Traffic, classes: ClassTable, *, lead_s: float = 0.0, most: int = MOST_REQUESTS, seed: int = 0
+    traffic: RecentTraffic, classes: ClassTable, *, lead_s: float = 0.0, most: int = MOST_REQUESTS, seed: int = 0
 ) -> Replay:
     """Return the requests of the replay, at the rate that is expected.
 

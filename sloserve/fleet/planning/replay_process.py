@@ -19,7 +19,7 @@ import msgspec
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.core.slo import ClassTable
-from sloserve.fleet.contract.traffic import Traffic
+from sloserve.fleet.contract.traffic import RecentTraffic
 from sloserve.fleet.planning.counterfactual import Needed, replay_of, replicas_needed
 from sloserve.fleet.planning.replayed_model import ReplayedModel
 
@@ -47,7 +47,7 @@ class ModelTraffic:
     """
 
     model: ReplayedModel
-    traffic: Traffic
+    traffic: RecentTraffic
     there: int
     most: int
 
@@ -111,7 +111,7 @@ def _within(job: Job, one: ModelTraffic, until_s: float) -> Needed | None:
             if kept < _LEAST:
                 return None
             newest = traffic.requests[-kept:]
-            traffic = Traffic(newest[0].age_s, newest)
+            traffic = RecentTraffic(newest[0].age_s, newest)
     return None
 
 

@@ -17,7 +17,7 @@ import msgspec
 from sloserve.core.slo import Targets
 from sloserve.fleet.contract.plan_in_force import ReplayedNeed
 from sloserve.fleet.contract.reports import AgentReport, agent_report
-from sloserve.fleet.contract.traffic import WINDOW_S, SeenRequest, Traffic, together, traffic_of
+from sloserve.fleet.contract.traffic import WINDOW_S, RecentTraffic, SeenRequest, together, traffic_of
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.planning.counterfactual import MOST_PER_REPLICA, Needed
 from sloserve.fleet.planning.replay_process import Job, ModelTraffic
@@ -76,7 +76,7 @@ class Replays:
         return self._store.now_s(), job, traffic.covers_s
 
 
-def with_lines(traffic: Traffic, lines: Sequence[RecentLine]) -> Traffic:
+def with_lines(traffic: RecentTraffic, lines: Sequence[RecentLine]) -> RecentTraffic:
     """Return the traffic with the lines of batches that arrived within it, as far as they are due soon."""
     seen = [
         SeenRequest(
@@ -96,10 +96,10 @@ def with_lines(traffic: Traffic, lines: Sequence[RecentLine]) -> Traffic:
     if len(lines) >= MOST_LINES:
         covers_s = min(covers_s, max(one.age_s for one in lines))
     both = sorted((*traffic.requests, *seen), key=lambda one: -one.age_s)
-    return Traffic(covers_s, tuple(one for one in both if one.age_s <= covers_s))
+    return RecentTraffic(covers_s, tuple(one for one in both if one.age_s <= covers_s))
 
 
-def job_of(fleet: Fleet, traffic: Traffic, agents: Sequence[AgentReport]) -> Job:
+def job_of(fleet: Fleet, traffic: RecentTraffic, agents: Sequence[AgentReport]) -> Job:
     """Return the job of replaying the traffic of each model."""
     scaling = fleet.pool.scaling
     instances = [one for agent in agents for one in agent.instances]
@@ -117,7 +117,7 @@ def job_of(fleet: Fleet, traffic: Traffic, agents: Sequence[AgentReport]) -> Job
             continue
         own = tuple(one for one in traffic.requests if one.model == name)
         kept = own[-MOST_PER_REPLICA * max(there, _LEAST) :]
-        cut = Traffic(traffic.covers_s if len(kept) == len(own) else kept[0].age_s, kept)
+        cut = RecentTraffic(traffic.covers_s if len(kept) == len(own) else kept[0].age_s, kept)
         models[name] = ModelTraffic(ReplayedModel.of(fleet, name, device), cut, there, max(most, there, 1))
     return Job(models, fleet.settings.classes, scaling.objective, scaling.start_s + scaling.up_s, scaling.replay_s)
 

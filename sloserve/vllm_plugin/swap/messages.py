@@ -32,7 +32,7 @@ class SwapOrders(KVConnectorMetadata):
 
 
 @dataclass
-class Traffic:
+class CopyTraffic:
     """Bytes and seconds of copies in one direction, by one rank or by all of them at the same time."""
 
     bytes: int = 0
@@ -43,9 +43,9 @@ class Traffic:
         self.bytes += num_bytes
         self.seconds += seconds
 
-    def beside(self, other: "Traffic") -> "Traffic":
+    def beside(self, other: "CopyTraffic") -> "CopyTraffic":
         """Return this traffic together with another rank's at the same time."""
-        return Traffic(self.bytes + other.bytes, max(self.seconds, other.seconds))
+        return CopyTraffic(self.bytes + other.bytes, max(self.seconds, other.seconds))
 
 
 @dataclass
@@ -57,8 +57,8 @@ class SwapReport(KVConnectorWorkerMetadata):
     """
 
     failed_stores: set[str] = field(default_factory=set)
-    out: Traffic = field(default_factory=Traffic)
-    back: Traffic = field(default_factory=Traffic)
+    out: CopyTraffic = field(default_factory=CopyTraffic)
+    back: CopyTraffic = field(default_factory=CopyTraffic)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "SwapReport":
         assert isinstance(other, SwapReport)

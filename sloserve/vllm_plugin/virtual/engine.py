@@ -39,7 +39,7 @@ from sloserve.scheduler.settings import KEY, plugin_settings
 from sloserve.vllm_plugin.engine import compat
 from sloserve.vllm_plugin.engine.scheduler import SLOScheduler
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
-from sloserve.vllm_plugin.swap.messages import SwapReport, Traffic
+from sloserve.vllm_plugin.swap.messages import CopyTraffic, SwapReport
 from sloserve.vllm_plugin.virtual.vllm_config import VOCABULARY, scheduler_arguments
 from sloserve.wire.xargs import to_xargs, with_internal, with_promise
 
@@ -305,7 +305,7 @@ class VirtualEngine(EventLoop):
                 ending.append(live)
         result = ModelRunnerOutput(req_ids=ids, req_id_to_index=index, sampled_token_ids=tokens)
         if batch.told is not NOTHING:
-            report = SwapReport(out=Traffic(*batch.told.out), back=Traffic(*batch.told.back))
+            report = SwapReport(out=CopyTraffic(*batch.told.out), back=CopyTraffic(*batch.told.back))
             result.kv_connector_output = KVConnectorOutput(
                 finished_recving=set(batch.told.loaded), kv_connector_worker_meta=report or None
             )

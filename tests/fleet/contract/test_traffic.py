@@ -6,7 +6,7 @@ import zlib
 import pytest
 
 from sloserve.core.slo import Targets
-from sloserve.fleet.contract.traffic import MOST_REQUESTS, SeenRequest, Traffic, to_text, together, traffic_of
+from sloserve.fleet.contract.traffic import MOST_REQUESTS, RecentTraffic, SeenRequest, to_text, together, traffic_of
 
 
 def seen(age_s: float, model: str = "a", **more: object) -> SeenRequest:
@@ -14,13 +14,15 @@ def seen(age_s: float, model: str = "a", **more: object) -> SeenRequest:
 
 
 def test_a_report_comes_back_as_it_was_written() -> None:
-    traffic = Traffic(600.0, (seen(500.0, max_tokens=7, output_tokens=3, ended=True), seen(1.5)))
+    traffic = RecentTraffic(600.0, (seen(500.0, max_tokens=7, output_tokens=3, ended=True), seen(1.5)))
     assert traffic_of(to_text(traffic)) == traffic
-    assert traffic_of(to_text(Traffic())) == Traffic()
+    assert traffic_of(to_text(RecentTraffic())) == RecentTraffic()
 
 
 def test_a_report_is_small_and_bounded() -> None:
-    many = Traffic(600.0, tuple(seen(600.0 - 0.1 * k, output_tokens=k % 500) for k in range(MOST_REQUESTS + 1000)))
+    many = RecentTraffic(
+        600.0, tuple(seen(600.0 - 0.1 * k, output_tokens=k % 500) for k in range(MOST_REQUESTS + 1000))
+    )
     text = to_text(many)
     back = traffic_of(text)
     assert back is not None and back.requests == tuple(
@@ -46,8 +48,8 @@ def test_what_cannot_be_read_is_ignored(text: str) -> None:
 
 
 def test_gateways_add_up_to_what_all_of_them_cover() -> None:
-    old, young = Traffic(600.0, (seen(550.0), seen(20.0))), Traffic(100.0, (seen(90.0, "b"),))
+    old, young = RecentTraffic(600.0, (seen(550.0), seen(20.0))), RecentTraffic(100.0, (seen(90.0, "b"),))
     both = together([(old, 0.0), (young, 10.0)])
     assert both.covers_s == 110.0
     assert [(one.age_s, one.model) for one in both.requests] == [(100.0, "b"), (20.0, "a")]
-    assert together([]) == Traffic()
+    assert together([]) == RecentTraffic()

@@ -9,7 +9,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog, StepLog
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.fleet.contract.traffic import SeenRequest, Traffic
+from sloserve.fleet.contract.traffic import RecentTraffic, SeenRequest
 from sloserve.fleet.planning.counterfactual import (
     LINE,
     WARM_S,
@@ -32,9 +32,9 @@ def seen(age_s: float, tokens: int = 20, *, ended: bool = True, **more: object) 
     return SeenRequest(age_s, "a", CLASS, 100, None, tokens, ended, TARGETS, **more)  # type: ignore[arg-type]
 
 
-def steady(covers_s: float, per_s: float) -> Traffic:
+def steady(covers_s: float, per_s: float) -> RecentTraffic:
     ages_s = np.arange(covers_s, 0.0, -1.0 / per_s)
-    return Traffic(covers_s, tuple(seen(float(age_s)) for age_s in ages_s))
+    return RecentTraffic(covers_s, tuple(seen(float(age_s)) for age_s in ages_s))
 
 
 def served(requests: Sequence[WorkloadRequest], late: Callable[[WorkloadRequest], bool]) -> RunLog:
@@ -45,7 +45,7 @@ def served(requests: Sequence[WorkloadRequest], late: Callable[[WorkloadRequest]
 
 
 def test_a_replay_keeps_the_order_the_gaps_and_the_lengths() -> None:
-    replay = replay_of(Traffic(100.0, (seen(90.0, 7), seen(40.0, 9, is_line=True))), DEFAULT_CLASSES)
+    replay = replay_of(RecentTraffic(100.0, (seen(90.0, 7), seen(40.0, 9, is_line=True))), DEFAULT_CLASSES)
     assert [(one.arrival_s, one.output_tokens, one.task) for one in replay.requests] == [(10.0, 7, ""), (60.0, 9, LINE)]
     assert replay.requests[0].slo.targets == TARGETS and replay.counted_s == 30.0
     assert replay_of(steady(600.0, 1.0), DEFAULT_CLASSES).counted_s == pytest.approx(WARM_S, rel=0.02)
@@ -53,27 +53,27 @@ def test_a_replay_keeps_the_order_the_gaps_and_the_lengths() -> None:
 
 def test_a_class_that_the_fleet_does_not_have_is_left_out() -> None:
     odd = SeenRequest(10.0, "a", "no such class", 1)
-    assert replay_of(Traffic(60.0, (odd,)), DEFAULT_CLASSES).requests == ()
+    assert replay_of(RecentTraffic(60.0, (odd,)), DEFAULT_CLASSES).requests == ()
 
 
 def test_lengths_that_are_not_known_are_drawn_from_the_ones_that_are() -> None:
     ended = tuple(seen(500.0 - k, 50 + k % 50) for k in range(300))
     cut = tuple(seen(100.0 - k, 80, ended=False) for k in range(50))
-    traffic = Traffic(600.0, (*ended, *cut, seen(1.0, 0, ended=False)))
+    traffic = RecentTraffic(600.0, (*ended, *cut, seen(1.0, 0, ended=False)))
     first, again = (replay_of(traffic, DEFAULT_CLASSES, seed=3) for _ in range(2))
     assert first == again != replay_of(traffic, DEFAULT_CLASSES, seed=4)
     lengths = [one.output_tokens for one in first.requests[300:350]]
     assert min(lengths) > 80 and np.median(lengths) < 100, "they outlive what they had"
     limited = SeenRequest(1.0, "a", CLASS, 1, 30, 0, False, TARGETS)
-    assert replay_of(Traffic(600.0, (*ended, limited)), DEFAULT_CLASSES).requests[-1].output_tokens <= 30
+    assert replay_of(RecentTraffic(600.0, (*ended, limited)), DEFAULT_CLASSES).requests[-1].output_tokens <= 30
 
 
 def test_a_rate_that_rises_is_replayed_at_the_rate_to_come() -> None:
     at_s = np.linspace(0.0, 600.0, 601)
     came = at_s + at_s**2 / 1200.0  # the rate rises from 1 to 2 a second
     ages_s = 600.0 - np.interp(np.arange(900.0), came, at_s)
-    rising = Traffic(600.0, tuple(seen(float(age_s)) for age_s in ages_s))
-    falling = Traffic(600.0, tuple(seen(600.0 - one.age_s) for one in reversed(rising.requests)))
+    rising = RecentTraffic(600.0, tuple(seen(float(age_s)) for age_s in ages_s))
+    falling = RecentTraffic(600.0, tuple(seen(600.0 - one.age_s) for one in reversed(rising.requests)))
     rates = [
         replay_of(one, DEFAULT_CLASSES, lead_s=lead_s).load[0] for one in (rising, falling) for lead_s in (0.0, 120.0)
     ]

@@ -13,7 +13,7 @@ from sloserve.core.spans import Phase
 from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup, ReplayedNeed, plan_of, to_json
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.contract.reports import to_json as report_json
-from sloserve.fleet.contract.traffic import WINDOW_S, SeenRequest, Traffic, to_text
+from sloserve.fleet.contract.traffic import WINDOW_S, RecentTraffic, SeenRequest, to_text
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.planning.plan_metrics import PlanCollector
 from sloserve.fleet.planning.planning_task import Planning
@@ -40,13 +40,13 @@ FLEET = parse_fleet(FILE, to_run=True)
 NEED = ReplayedNeed(1000.0, 0.95, 2, 3, 4, 600.0, 900)
 
 
-def traffic(per_s: float, model: str = "a", covers_s: float = WINDOW_S) -> Traffic:
+def traffic(per_s: float, model: str = "a", covers_s: float = WINDOW_S) -> RecentTraffic:
     count = int(per_s * covers_s)
     requests = tuple(
         SeenRequest(covers_s - k / per_s, model, "interactive", 500, None, 200, True, Targets(ttft_s=0.5))
         for k in range(count)
     )
-    return Traffic(covers_s, requests)
+    return RecentTraffic(covers_s, requests)
 
 
 def agent(host: str, *models: str) -> AgentReport:
@@ -91,7 +91,9 @@ def test_no_time_for_a_replay_is_no_need() -> None:
 
 
 def test_models_are_replayed_apart_and_in_bounded_number() -> None:
-    both = Traffic(WINDOW_S, (*traffic(1.0).requests, *traffic(0.5, "b").requests, *traffic(0.1, "unknown").requests))
+    both = RecentTraffic(
+        WINDOW_S, (*traffic(1.0).requests, *traffic(0.5, "b").requests, *traffic(0.1, "unknown").requests)
+    )
     job = job_of(FLEET, both, [agent("x", "a", "b"), agent("y", "a", "b")])
     assert {name: (one.there, one.most) for name, one in job.models.items()} == {"a": (2, 6), "b": (2, 6)}
     assert len(job.models) <= MOST_MODELS and job.objective == 0.9

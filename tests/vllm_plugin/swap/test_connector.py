@@ -275,18 +275,18 @@ class TestWorker:
         from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
         from vllm.v1.outputs import KVConnectorOutput
 
-        from sloserve.vllm_plugin.swap.messages import SwapReport, Traffic
+        from sloserve.vllm_plugin.swap.messages import CopyTraffic, SwapReport
 
         def output(ended: set[str], failed: set[str], report: SwapReport | None) -> Any:
             found = KVConnectorOutput(finished_recving=ended, failed_recving=failed, kv_connector_worker_meta=report)
             return SimpleNamespace(kv_connector_output=found)
 
         ranks = KVOutputAggregator(expected_finished_count=2)
-        told = [SwapReport({"c"}, Traffic(5, 2.0)), SwapReport({"d"}, Traffic(5, 3.0))]
+        told = [SwapReport({"c"}, CopyTraffic(5, 2.0)), SwapReport({"d"}, CopyTraffic(5, 3.0))]
         first: Any = ranks.aggregate([output({"a", "b"}, set(), told[0]), output({"b"}, {"b"}, told[1])])
         assert first.kv_connector_output.finished_recving == {"b"}
         assert first.kv_connector_output.failed_recving == {"b"}
-        assert first.kv_connector_output.kv_connector_worker_meta == SwapReport({"c", "d"}, Traffic(10, 3.0))
+        assert first.kv_connector_output.kv_connector_worker_meta == SwapReport({"c", "d"}, CopyTraffic(10, 3.0))
         later: Any = ranks.aggregate([output(set(), set(), None), output({"a"}, set(), None)])
         assert (later.kv_connector_output.finished_recving, later.kv_connector_output.failed_recving) == ({"a"}, set())
 
