@@ -52,7 +52,7 @@ _PRIOR_WEIGHT: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Attained:
+class AttainedShare:
     """Share of requests that met their targets, and the interval in which it lies."""
 
     low: float
@@ -76,12 +76,12 @@ class Needed:
     low: int
     expected: int
     high: int
-    attained: Mapping[int, Attained]
+    attained: Mapping[int, AttainedShare]
     in_flight: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class TrafficReplay:
     """Requests to serve again.
 
     Args:
@@ -101,7 +101,7 @@ Serve = Callable[[Sequence[WorkloadRequest], int], RunLog]
 
 def replay_of(
     traffic: RecentTraffic, classes: ClassTable, *, lead_s: float = 0.0, most: int = MOST_REQUESTS, seed: int = 0
-) -> Replay:
+) -> TrafficReplay:
     """Return the requests of the replay, at the rate that is expected.
 
     Args:
@@ -133,7 +133,7 @@ def replay_of(
     )
     computed = sum(one.prompt_tokens + one.output_tokens for one in requests)
     load = rate_per_s, computed * factor / max(covers_s, 1.0)
-    return Replay(requests, min(WARM_S, 0.3 * covers_s) / factor, load)
+    return TrafficReplay(requests, min(WARM_S, 0.3 * covers_s) / factor, load)
 
 
 def expected_rate_per_s(seen: Sequence[SeenRequest], covers_s: float, lead_s: float) -> float:
@@ -175,7 +175,7 @@ class Failures:
 
 
 def replicas_needed(
-    replay: Replay,
+    replay: TrafficReplay,
     serve: Serve,
     there: int,
     most: int,
@@ -195,7 +195,7 @@ def replicas_needed(
         misses: Says of a number of replicas that it needs no replay, since it would miss the objective.
         seed: Seed of the interval.
     """
-    found: dict[int, Attained] = {}
+    found: dict[int, AttainedShare] = {}
     in_flight: dict[int, float | None] = {}
 
     def keeps(count: int) -> bool:
@@ -226,7 +226,7 @@ def replicas_needed(
     )
 
 
-def attained(log: RunLog, counted_s: float, seed: int = 0) -> Attained:
+def attained(log: RunLog, counted_s: float, seed: int = 0) -> AttainedShare:
     """Return the attainment of the class that is worst off; 1 where no request has targets.
 
     A class counts by itself with at least LEAST_COUNTED requests; if none has that number, all count together.
@@ -238,7 +238,7 @@ def attained(log: RunLog, counted_s: float, seed: int = 0) -> Attained:
     """
     counted = [one for one in log.requests if one.good is not None and one.request.arrival_s >= counted_s]
     if not counted:
-        return Attained(1.0, 1.0, 1.0)
+        return AttainedShare(1.0, 1.0, 1.0)
     of_class: dict[str, list[RequestLog]] = {}
     for one in counted:
         of_class.setdefault(one.asked.slo_class.name, []).append(one)
@@ -258,7 +258,7 @@ def peak_in_flight(log: RunLog, counted_s: float) -> float | None:
     return float(np.quantile(there[counted], PEAK))
 
 
-def _interval(logs: Sequence[RequestLog], since_s: float, seed: int) -> Attained:
+def _interval(logs: Sequence[RequestLog], since_s: float, seed: int) -> AttainedShare:
     """Return the share that is good, and its interval by drawing blocks of time with replacement."""
     block = np.array([int((one.request.arrival_s - since_s) / BLOCK_S) for one in logs])
     good = np.bincount(block, [bool(one.good) for one in logs])
@@ -268,7 +268,7 @@ def _interval(logs: Sequence[RequestLog], since_s: float, seed: int) -> Attained
     shares: FloatArray = good[drawn].sum(axis=1) / size[drawn].sum(axis=1)
     expected = float(good.sum() / size.sum())
     low, high = np.quantile(shares, INTERVAL)
-    return Attained(min(float(low), expected), expected, max(float(high), expected))
+    return AttainedShare(min(float(low), expected), expected, max(float(high), expected))
 
 
 def _output_tokens(seen: Sequence[SeenRequest], draws: np.random.Generator) -> list[int]:

@@ -15,7 +15,7 @@ _FEWEST = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class Transitions:
     """Transitions, with columns ``[n]`` or ``[n, ...]``.
 
     Args:
@@ -30,7 +30,7 @@ class Batch:
     gap_s: FloatArray
 
 
-class Replay:
+class ReplayMemory:
     """Memory of ``length`` requests of each of ``systems``. A ticket names the system and counts its requests."""
 
     def __init__(self, systems: int, length: int, inputs: int, models: int) -> None:
@@ -67,7 +67,7 @@ class Replay:
         known = self._added[systems] - added <= self._length
         self._rewards[systems[known], added[known] % self._length] = rewards[known]
 
-    def sample(self, size: int, rng: np.random.Generator) -> Batch | None:
+    def sample(self, size: int, rng: np.random.Generator) -> Transitions | None:
         """Draw ``size`` transitions with known rewards, evenly from all; return ``None`` while there are too few."""
         if self._added.min() < _FEWEST:
             return None
@@ -79,7 +79,7 @@ class Replay:
         if known.size < size:
             return None
         of, at, after = systems[known], added[known] % self._length, (added[known] + 1) % self._length
-        return Batch(
+        return Transitions(
             self._states[of, at],
             self._models[of, at],
             self._rewards[of, at],

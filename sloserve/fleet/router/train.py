@@ -20,7 +20,7 @@ from sloserve.fleet.router.environment import Environment, System
 from sloserve.fleet.router.features import Schema
 from sloserve.fleet.router.learner import Learner, discounts_after
 from sloserve.fleet.router.network import Network
-from sloserve.fleet.router.replay import Replay
+from sloserve.fleet.router.replay import ReplayMemory
 from sloserve.fleet.router.routing import allowed_by, features_of
 from sloserve.fleet.router.training_settings import TrainingSettings
 
@@ -38,7 +38,7 @@ class Trainer:
         self._world = Environment(system, arrivals, settings.systems, np.random.default_rng((settings.seed, 2)))
         self._learner = Learner(system.models, settings)
         inputs, outputs = len(Schema(len(system.models)).names), len(system.models)
-        self._replay = Replay(settings.systems, settings.memory // settings.systems, inputs, outputs)
+        self._replay = ReplayMemory(settings.systems, settings.memory // settings.systems, inputs, outputs)
 
     def run(self, progress: Progress = lambda steps: None, on_checkpoint: Callable[[int], None] | None = None) -> None:
         """Train for all steps.

@@ -13,10 +13,10 @@ from sloserve.fleet.contract.traffic import RecentTraffic, SeenRequest
 from sloserve.fleet.planning.counterfactual import (
     LINE,
     WARM_S,
-    Attained,
+    AttainedShare,
     Failures,
     Needed,
-    Replay,
+    TrafficReplay,
     attained,
     peak_in_flight,
     replay_of,
@@ -97,7 +97,7 @@ def test_attainment_is_the_one_of_the_worst_class_and_has_an_interval() -> None:
     ]
     found = attained(served(requests, lambda one: one.slo is slo["batch"] and 300 <= one.arrival_s < 360), 0.0)
     assert found.expected == 0.9 and found.low < 0.87 and 0.93 < found.high <= 1.0
-    assert attained(served(requests, lambda one: one.arrival_s < 100.0), 100.0) == Attained(1.0, 1.0, 1.0)
+    assert attained(served(requests, lambda one: one.arrival_s < 100.0), 100.0) == AttainedShare(1.0, 1.0, 1.0)
     assert attained(served([], lambda one: True), 0.0).expected == 1.0
 
 
@@ -107,7 +107,7 @@ class Fleet:
     def __init__(self, enough: int) -> None:
         self.enough, self.tried = enough, list[int]()
         slo = DEFAULT_CLASSES.slo(CLASS, TARGETS)
-        self.replay = Replay(tuple(WorkloadRequest(f"r{k}", float(k), 10, 10, slo) for k in range(200)), 0.0)
+        self.replay = TrafficReplay(tuple(WorkloadRequest(f"r{k}", float(k), 10, 10, slo) for k in range(200)), 0.0)
 
     def serve(self, requests: Sequence[WorkloadRequest], count: int) -> RunLog:
         self.tried.append(count)

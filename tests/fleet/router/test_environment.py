@@ -9,7 +9,7 @@ from sloserve.fleet.router.environment import Environment, Speed, System
 from sloserve.fleet.router.evaluation import at_rates, unpredictable, windows
 from sloserve.fleet.router.greedy import greedy
 from sloserve.fleet.router.masks import SURE, feasible
-from sloserve.fleet.router.replay import Replay
+from sloserve.fleet.router.replay import ReplayMemory
 from sloserve.fleet.router.routing import always, masked_greedy
 
 
@@ -127,7 +127,7 @@ def test_greedy_takes_the_best_allowed_and_of_equals_the_soonest() -> None:
 
 
 def test_only_transitions_whose_reward_has_come_are_learnt_from() -> None:
-    replay, rng = Replay(1, 40, 1, 1), np.random.default_rng(0)
+    replay, rng = ReplayMemory(1, 40, 1, 1), np.random.default_rng(0)
     tickets = []
     for i in range(60):
         state, every = np.full((1, 1), i, np.float32), np.ones((1, 1), np.bool_)
