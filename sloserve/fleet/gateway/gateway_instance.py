@@ -7,7 +7,7 @@ from typing import Final
 from sloserve.core.spans import Phase
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.fleet.contract.reports import InstanceReport
-from sloserve.fleet.gateway.prediction import NOTHING, Forecast, Pace, Work, total
+from sloserve.fleet.gateway.prediction import NOTHING, InstanceForecast, Pace, Work, total
 from sloserve.fleet.gateway.prefixes import Beginning, PrefixTable
 
 FRESH_S: Final = 3.0
@@ -158,7 +158,7 @@ class GatewayInstance:
         self._changed(self)
         return flight
 
-    def times_s(self, pace: Pace, new: Work, prompt: Sequence[Beginning], held: Work = NOTHING) -> Forecast:
+    def times_s(self, pace: Pace, new: Work, prompt: Sequence[Beginning], held: Work = NOTHING) -> InstanceForecast:
         """Return the expected times of a new request here.
 
         Args:

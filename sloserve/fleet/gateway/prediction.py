@@ -47,7 +47,7 @@ def total(works: Iterable[Work]) -> Work:
     return Work(requests, sum(work.prompt_tokens for work in works), sum(work.output_tokens for work in works))
 
 
-class Forecast(NamedTuple):
+class InstanceForecast(NamedTuple):
     """Expected times of a request at an instance.
 
     Args:
@@ -82,7 +82,9 @@ class Pace:
             load = StepLoad(prefill_tokens=budget, num_prefills=1, prefill_attention_tokens2=budget**2)
             self._prompt_token_s = serving.latency.step_s(load) / budget
 
-    def times_s(self, running: RunningSums, sent: Work, new: Work, cached_tokens: float, usual: Work) -> Forecast:
+    def times_s(
+        self, running: RunningSums, sent: Work, new: Work, cached_tokens: float, usual: Work
+    ) -> InstanceForecast:
         """Return the expected times of ``new``.
 
         Args:
@@ -98,7 +100,7 @@ class Pace:
         others_output = running.output_tokens + sent.output_tokens
         delays_s = others * prompt * self._prompt_token_s
         if self._serving is None:
-            return Forecast(prompts_s, prompts_s + (others_output + new.output_tokens) * _UNKNOWN_S, delays_s)
+            return InstanceForecast(prompts_s, prompts_s + (others_output + new.output_tokens) * _UNKNOWN_S, delays_s)
         seats = self._serving.engine.max_num_seqs
         context = running.context_tokens + sent.prompt_tokens + new.prompt_tokens
         step = StepLoad(0, 0, min(others + 1, seats), int(context))
@@ -108,7 +110,7 @@ class Pace:
         followed = min(others, seats) * new.output_tokens / max(usual.output_tokens, 1.0)
         meanwhile_s = followed * self._longer_s(step, step_s, usual.prompt_tokens) if followed else 0.0
         completion_s = first_s + (max(new.output_tokens, 1.0) - 1.0) * step_s + meanwhile_s
-        return Forecast(first_s, completion_s, delays_s)
+        return InstanceForecast(first_s, completion_s, delays_s)
 
     def _longer_s(self, step: StepLoad, step_s: float, prompt_tokens: float) -> float:
         """Return the seconds by which a prompt makes a step longer, or several if it is not computed in one.
