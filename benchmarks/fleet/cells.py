@@ -13,7 +13,7 @@ from sloserve.core.spans import Phase
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.simulated.dispatcher import FleetView, Switch
+from sloserve.fleet.simulated.dispatcher import SimulatedView, Switch
 from sloserve.fleet.simulated.dispatchers.assigned import Static
 from sloserve.fleet.simulated.dispatchers.by_name import FleetRunName
 from sloserve.fleet.simulated.fleet_experiment import FleetExperiment, FleetResult
@@ -125,7 +125,7 @@ class Placed(Static):
         super().__init__()
         self._models = models
 
-    def begin(self, view: FleetView) -> Sequence[Switch]:
+    def begin(self, view: SimulatedView) -> Sequence[Switch]:
         return [Switch(i.name, model) for i, model in zip(view.instances, self._models, strict=True)]
 
 

@@ -37,7 +37,7 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.contract.engine_places import EnginePlaces
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.simulated.dispatcher import Dispatcher, FleetView, Operation, WaitingRequest
+from sloserve.fleet.simulated.dispatcher import Dispatcher, Operation, SimulatedView, WaitingRequest
 from sloserve.fleet.simulated.dispatchers.assigned import Static
 from sloserve.fleet.simulated.live.live_fleet import LiveFleet
 from sloserve.fleet.simulated.live.live_options import Options
@@ -76,13 +76,13 @@ class Bounded(Static):
         super().__init__()
         self._lines: list[WaitingRequest] = []
 
-    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: SimulatedView) -> None:
         if request.rank == 1:
             super().arrived(request, view)
         else:
             self._lines.append(request)
 
-    def tick(self, view: FleetView) -> Sequence[Operation]:
+    def tick(self, view: SimulatedView) -> Sequence[Operation]:
         in_flight = sum(one.rank != 1 for instance in view.instances for one in instance.in_flight)
         free = max(SEQS - in_flight, 0)
         for line in self._lines[:free]:

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from sloserve.fleet.agent.agent import Agent, AgentSettings
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.launcher.forking import ForkingLauncher
 from sloserve.fleet.launcher.own import OwnProcesses
@@ -120,9 +120,9 @@ async def measure(folder: Path, hidden: int, layers: int) -> dict[str, Any]:
         write_model(folder / name, seed, hidden, layers)
     write_adapter(folder / "adapter", hidden, layers)
     size = (folder / "one" / "model.safetensors").stat().st_size
-    models = {name: ServedModel(name, str(folder / name), FLAGS, ENVIRONMENT, size) for name in names}
-    models["other"] = ServedModel("other", models["other"].model, (*FLAGS, "--seed", "1"), ENVIRONMENT, size)
-    tuned = ServedModel("tuned", str(folder / "adapter"), adapter_of="other")
+    models = {name: EngineModel(name, str(folder / name), FLAGS, ENVIRONMENT, size) for name in names}
+    models["other"] = EngineModel("other", models["other"].model, (*FLAGS, "--seed", "1"), ENVIRONMENT, size)
+    tuned = EngineModel("tuned", str(folder / "adapter"), adapter_of="other")
     adapter_size = (folder / "adapter" / "adapter_model.safetensors").stat().st_size
     sizes = {**dict.fromkeys(names, size), "tuned": adapter_size}
     launcher = ForkingLauncher(folder / "launcher.log")

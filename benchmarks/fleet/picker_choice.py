@@ -47,7 +47,7 @@ from sloserve.fleet.gateway.gateway_instance import SentRequest
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.held import HeldRequest, HeldRequests
 from sloserve.fleet.gateway.prediction import Work
-from sloserve.fleet.simulated.dispatcher import Dispatcher, FleetView, Give, Operation, Switch, WaitingRequest
+from sloserve.fleet.simulated.dispatcher import Dispatcher, Give, Operation, SimulatedView, Switch, WaitingRequest
 from sloserve.fleet.simulated.live.simulated_gateway import beginnings_of
 from sloserve.fleet.simulated.loop import FleetRun
 from sloserve.scheduler.settings import PluginSettings
@@ -222,28 +222,28 @@ class Sampled(Dispatcher):
     def wakes_s(self) -> float:
         return self._next_s
 
-    def begin(self, view: FleetView) -> Sequence[Switch]:
+    def begin(self, view: SimulatedView) -> Sequence[Switch]:
         return ()
 
-    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: SimulatedView) -> None:
         self._arrived.append(request)
 
-    def sample(self, view: FleetView) -> None:
+    def sample(self, view: SimulatedView) -> None:
         """Take in the metrics of all servers."""
         self.sampled = {one.name: one.num_in_flight for one in view.instances}
 
-    def give(self, request: WaitingRequest, view: FleetView) -> Iterator[Give]:
+    def give(self, request: WaitingRequest, view: SimulatedView) -> Iterator[Give]:
         """Yield the order for a request, unless it waits."""
         yield Give(request.request_id, self.choose(request, view))
 
-    def choose(self, request: WaitingRequest, view: FleetView) -> str:
+    def choose(self, request: WaitingRequest, view: SimulatedView) -> str:
         return min(self.sampled, key=lambda name: (self.sampled[name], name))
 
-    def waiting(self, view: FleetView) -> Iterator[Give]:
+    def waiting(self, view: SimulatedView) -> Iterator[Give]:
         """Yield the orders for requests that have waited."""
         yield from ()
 
-    def tick(self, view: FleetView) -> Sequence[Operation]:
+    def tick(self, view: SimulatedView) -> Sequence[Operation]:
         if view.now_s >= self._next_s:
             self.sample(view)
             self._next_s = view.now_s + SAMPLE_S
@@ -259,7 +259,7 @@ class InTurn(Sampled):
         super().__init__()
         self._turn = -1
 
-    def choose(self, request: WaitingRequest, view: FleetView) -> str:
+    def choose(self, request: WaitingRequest, view: SimulatedView) -> str:
         self._turn += 1
         return sorted(self.sampled)[self._turn % len(self.sampled)]
 
@@ -267,12 +267,12 @@ class InTurn(Sampled):
 class Fewest(Sampled):
     """The server with the fewest requests, with what was sent at this moment."""
 
-    def choose(self, request: WaitingRequest, view: FleetView) -> str:
+    def choose(self, request: WaitingRequest, view: SimulatedView) -> str:
         name = super().choose(request, view)
         self.sampled[name] += 1
         return name
 
-    def tick(self, view: FleetView) -> Sequence[Operation]:
+    def tick(self, view: SimulatedView) -> Sequence[Operation]:
         self.sample(view)
         return super().tick(view)
 
@@ -290,7 +290,7 @@ class Picked(Sampled):
         self._sizes: dict[str, int] = {}
         self._totals: dict[str, Totals] = {}
 
-    def sample(self, view: FleetView) -> None:
+    def sample(self, view: SimulatedView) -> None:
         if not len(self._servers):
             self._servers.listed([one.name for one in view.instances])
         for one in view.instances:
@@ -299,7 +299,7 @@ class Picked(Sampled):
             figures = ServerFigures("model", running, one.num_in_flight - running, None, totals)
             self._servers.reported(one.name, figures, self._instances.sent(), view.now_s)
 
-    def ended(self, request_id: str, tokens: int, view: FleetView) -> None:
+    def ended(self, request_id: str, tokens: int, view: SimulatedView) -> None:
         sent = self._sent.pop(request_id)
         sent.end()
         before, name = self._totals.get(sent.instance.name, Totals()), sent.instance.name
@@ -308,7 +308,7 @@ class Picked(Sampled):
             before.prompts + 1, before.prompt_tokens + size, before.outputs + 1, before.output_tokens + tokens
         )
 
-    def give(self, request: WaitingRequest, view: FleetView) -> Iterator[Give]:
+    def give(self, request: WaitingRequest, view: SimulatedView) -> Iterator[Give]:
         output = self._servers.output_tokens("model", request.most_tokens)
         held = HeldRequest(
             "model",
@@ -329,7 +329,7 @@ class Picked(Sampled):
         if self._hold_s <= 0.0:
             yield self._anyway(held, view.now_s)
 
-    def waiting(self, view: FleetView) -> Iterator[Give]:
+    def waiting(self, view: SimulatedView) -> Iterator[Give]:
         for held, sent in self._held.let_go(view.now_s):
             yield self._given(self._names.pop(held), sent)
         for held in [one for one in self._held if one.until_s <= view.now_s]:

@@ -23,7 +23,7 @@ from sloserve.fleet.contract.traffic import RecentTraffic
 from sloserve.fleet.gateway.traffic_log import LoggedRequest, TrafficLog
 from sloserve.fleet.planning.scaling import ScaledKind, Scaling
 from sloserve.fleet.run.scaler import SCALE_S
-from sloserve.fleet.simulated.dispatcher import FleetView, Operation, Switch, WaitingRequest
+from sloserve.fleet.simulated.dispatcher import Operation, SimulatedView, Switch, WaitingRequest
 from sloserve.fleet.simulated.live.live_fleet import LiveFleet
 from sloserve.fleet.simulated.live.simulated_agent import SimulatedAgent
 
@@ -94,7 +94,7 @@ class ScaledFleet(LiveFleet):
         self._logged: dict[str, LoggedRequest] = {}
         self.most_hosts = 0
 
-    def begin(self, view: FleetView) -> Sequence[Switch]:
+    def begin(self, view: SimulatedView) -> Sequence[Switch]:
         switches = super().begin(view)
         least, every = self._hosts.least, self._agents
         self._agents, self._idle = every[:least], every[least:]
@@ -108,7 +108,7 @@ class ScaledFleet(LiveFleet):
         self._rank = {one.name: one.rank for one in view.fleet.stated_classes}
         return switches
 
-    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: SimulatedView) -> None:
         if request.request_id not in self._logged:
             self._logged[request.request_id] = self._traffic.arrived(
                 request.model,
@@ -122,14 +122,14 @@ class ScaledFleet(LiveFleet):
             self._unstarted[request.request_id] = request
         super().arrived(request, view)
 
-    def ended(self, request_id: str, tokens: int, view: FleetView) -> None:
+    def ended(self, request_id: str, tokens: int, view: SimulatedView) -> None:
         self._unstarted.pop(request_id, None)
         self._logged[request_id].over(tokens, complete=True)
         request = self._where[request_id].sent[request_id].request
         self._measure(request, self._targets[request.slo_class].e2e_s, view.now_s)
         super().ended(request_id, tokens, view)
 
-    def tick(self, view: FleetView) -> Sequence[Operation]:
+    def tick(self, view: SimulatedView) -> Sequence[Operation]:
         now_s = view.now_s
         for request_id in [one for one in self._unstarted if one in self._where]:
             if self._where[request_id].view.generated(request_id):

@@ -18,7 +18,7 @@ from sloserve.fleet.agent.costs import Costs
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_logs import rotate
 from sloserve.fleet.agent.engine_note import EngineNote, read_note
-from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel, EngineProcess
 from sloserve.fleet.agent.forwarding.forwarder_job import ForwarderJob
 from sloserve.fleet.agent.forwarding.forwarders import Forwarders, ForwarderSettings
 from sloserve.fleet.agent.host_fence import HostFence
@@ -69,7 +69,7 @@ class AgentSettings:
 
     host: str
     device: str
-    instances: Mapping[str, Mapping[str, ServedModel]]
+    instances: Mapping[str, Mapping[str, EngineModel]]
     state_folder: Path
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     endpoint: str | None = None

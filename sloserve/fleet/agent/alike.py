@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any, Final
 
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel
 
 _IGNORED: Final = frozenset({"_name_or_path", "transformers_version", "model_name"})
 """Keys of config.json that are not compared: they say where the weights come from."""
@@ -28,7 +28,7 @@ _MOST_HEADER_BYTES: Final = 100_000_000
 """Most bytes of a header in the safetensors format."""
 
 
-def are_alike(one: ServedModel, other: ServedModel) -> bool:
+def are_alike(one: EngineModel, other: EngineModel) -> bool:
     """Return whether an engine of one model can continue as an engine of the other.
 
     It can if flags, configuration, dtypes, quantisation, tokenizer, template, generation config, and the name, shape

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from sloserve.core.errors import EngineError
 from sloserve.fleet.agent.engine_client import EngineClient, EngineLate
 from sloserve.fleet.agent.engine_requests import AwaitedRequests
-from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel, EngineProcess
 from sloserve.fleet.contract.engine_places import EnginePlaces
 
 _READY_POLL_S: Final = 0.05
@@ -72,7 +72,7 @@ class Engine:
     """
 
     def __init__(
-        self, model: ServedModel, process: EngineProcess, client: EngineClient, limits: EngineLimits = EngineLimits()
+        self, model: EngineModel, process: EngineProcess, client: EngineClient, limits: EngineLimits = EngineLimits()
     ) -> None:
         self.model, self.process, self.client = model, process, client
         self.level = 0
@@ -191,12 +191,12 @@ class Engine:
             await self._call("/wake_up")
         self.level = self.parked = 0
 
-    async def read_weights(self, model: ServedModel) -> None:
+    async def read_weights(self, model: EngineModel) -> None:
         """Read the weights of a model that is built alike, in place of its own, and take its name."""
         await self._call("/sloserve/reload", {"weights_path": model.model, "model": model.name})
         self.model = model
 
-    async def load_adapter(self, model: ServedModel) -> None:
+    async def load_adapter(self, model: EngineModel) -> None:
         try:
             await self._call("/v1/load_lora_adapter", {"lora_name": model.name, "lora_path": model.model})
         except EngineError:

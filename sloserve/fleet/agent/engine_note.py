@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel
 
 _SWAP_SPACE: Final = "--swap-space-gib"
 
@@ -44,7 +44,7 @@ class EngineNote(msgspec.Struct):
     canaries: dict[str, list[int]] = {}
 
 
-def digest_of_start(model: ServedModel, environment: Mapping[str, str], has_adapters: bool) -> str:
+def digest_of_start(model: EngineModel, environment: Mapping[str, str], has_adapters: bool) -> str:
     """Return a digest of what an engine of the model is started with: another one needs another engine.
 
     Its share of the swap space is left out: it changes with the number of models, and a running engine keeps its own.

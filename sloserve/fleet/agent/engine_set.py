@@ -13,7 +13,7 @@ from sloserve.fleet.agent.alike import are_alike
 from sloserve.fleet.agent.engine import Engine
 from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_note import EngineNote
-from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel, EngineProcess
 from sloserve.fleet.agent.engine_starter import EngineStarter
 from sloserve.fleet.agent.host_parts import HostParts
 from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
@@ -40,7 +40,7 @@ class EngineSet:
     def __init__(
         self,
         instance: str,
-        models: Mapping[str, ServedModel],
+        models: Mapping[str, EngineModel],
         host: HostParts,
         died: Callable[[Engine], None],
         environment: Mapping[str, str],
@@ -68,13 +68,13 @@ class EngineSet:
         """Number of streams that wait in sleeping engines, by model."""
         return {e.model.name: len(e.requests) for e in self._engines if e is not self.active and len(e.requests)}
 
-    def expected(self, model: ServedModel) -> tuple[SwitchMethod, float]:
+    def expected(self, model: EngineModel) -> tuple[SwitchMethod, float]:
         """Return the method by which the model would come now, and the seconds that it would take."""
         at, costs = self._situation(model), self._host.costs
         leaves_s = 0.0 if self.active is None else costs.sleep_s(self.active.model.name) or 1.0
         return choose(at, lambda method: costs.switch_s(model.name, method), leaves_s)
 
-    async def switch(self, model: ServedModel) -> None:
+    async def switch(self, model: EngineModel) -> None:
         """Switch to the model; the requests of the active model have ended or are parked.
 
         A method that fails is followed by the start of a new engine. Raises: EngineError if that fails too; then no
@@ -96,7 +96,7 @@ class EngineSet:
         # After a fault or a cancellation the states of engines are not known, and their notes say so.
         self.note_all()
 
-    async def _switch_or_start(self, model: ServedModel, method: SwitchMethod) -> None:
+    async def _switch_or_start(self, model: EngineModel, method: SwitchMethod) -> None:
         try:
             await self._switch_by(model, method)
         except EngineError as error:
@@ -122,7 +122,7 @@ class EngineSet:
         Call this before any switch. The model may be one that the instance no longer has.
         """
         model, client = self._models.get(note.model), EngineClient(Path(note.socket), note.key)
-        model = model or ServedModel(note.model, note.model)
+        model = model or EngineModel(note.model, note.model)
         is_active = note.level == 0 and note.serves is not None
         is_known = note.is_steady and (note.level > 0 or (is_active and self.active is None))
         if not is_known or self._holder_of(model.name) is not None:
@@ -184,7 +184,7 @@ class EngineSet:
 
     # Switching.
 
-    async def _switch_by(self, model: ServedModel, method: SwitchMethod) -> None:
+    async def _switch_by(self, model: EngineModel, method: SwitchMethod) -> None:
         host, base = self._host, self._base(model)
         if not method.stays and self.active is not None:
             await self._leave(self.active, base)
@@ -220,7 +220,7 @@ class EngineSet:
             host.costs.note_switch(model.name, method, seconds)
         logger.info("%s: model %s serves, by method %s in %.2f s", self._instance, model.name, method, seconds)
 
-    async def _start(self, model: ServedModel) -> Engine:
+    async def _start(self, model: EngineModel) -> Engine:
         engine, log = await self._starter.launch(model)
         self._add(engine)
         try:
@@ -265,7 +265,7 @@ class EngineSet:
 
     # Leaving.
 
-    async def _leave(self, engine: Engine, coming: ServedModel) -> None:
+    async def _leave(self, engine: Engine, coming: EngineModel) -> None:
         """Put an engine to sleep; what still runs is parked if there is room for the weights, and aborted otherwise.
 
         The method never raises.
@@ -294,7 +294,7 @@ class EngineSet:
             await self._remove(engine)
         self._host.costs.note_sleep(name, self._host.clock.monotonic_s() - begun_s)
 
-    async def _make_room(self, engine: Engine, coming: ServedModel) -> bool:
+    async def _make_room(self, engine: Engine, coming: EngineModel) -> bool:
         """Return whether the weights stay in host memory; sleeping models that are wanted less give way.
 
         Args:
@@ -320,7 +320,7 @@ class EngineSet:
         names = tuple(self._models) if self.wish is None else self.wish
         return tuple(dict.fromkeys(self._base(self._models[name]).name for name in names if name in self._models))
 
-    async def _limit_empty(self, coming: ServedModel) -> None:
+    async def _limit_empty(self, coming: EngineModel) -> None:
         others = [engine for engine in self._engines if engine.level == 2 and engine.model.name != coming.name]
         for engine in others[:-_MOST_EMPTY]:
             await self._remove(engine)
@@ -347,16 +347,16 @@ class EngineSet:
 
     # Present engines.
 
-    def _base(self, model: ServedModel) -> ServedModel:
+    def _base(self, model: EngineModel) -> EngineModel:
         return model if model.adapter_of is None else self._models[model.adapter_of]
 
-    def _holder(self, model: ServedModel) -> Engine | None:
+    def _holder(self, model: EngineModel) -> Engine | None:
         return self._holder_of(self._base(model).name)
 
     def _holder_of(self, name: str) -> Engine | None:
         return next((engine for engine in self._engines if engine.model.name == name), None)
 
-    def _situation(self, model: ServedModel) -> Situation:
+    def _situation(self, model: EngineModel) -> Situation:
         base, active = self._base(model), self.active
         holder = self._holder(base)
         return Situation(

@@ -22,7 +22,7 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class EngineModel:
     """A model as an engine serves it.
 
     Args:

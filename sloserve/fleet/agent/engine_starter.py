@@ -11,7 +11,7 @@ from sloserve.fleet.agent.engine import Engine
 from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_logs import log_path
 from sloserve.fleet.agent.engine_note import EngineNote, digest_of_start
-from sloserve.fleet.agent.engine_spec import EngineSpec, ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel, EngineSpec
 from sloserve.fleet.agent.host_parts import HostParts
 from sloserve.scheduler.settings import ADMIN_KEY
 
@@ -27,18 +27,18 @@ class EngineStarter:
     """
 
     def __init__(
-        self, instance: str, models: Mapping[str, ServedModel], host: HostParts, environment: Mapping[str, str]
+        self, instance: str, models: Mapping[str, EngineModel], host: HostParts, environment: Mapping[str, str]
     ) -> None:
         self._instance, self._models, self._host, self._environment = instance, models, host, environment
 
-    def digest(self, model: ServedModel) -> str:
+    def digest(self, model: EngineModel) -> str:
         """Return a digest of what an engine of the model would be started with now."""
         return digest_of_start(model, self._environment, self._has_adapters(model))
 
-    def _has_adapters(self, model: ServedModel) -> bool:
+    def _has_adapters(self, model: EngineModel) -> bool:
         return any(other.adapter_of == model.name for other in self._models.values())
 
-    async def launch(self, model: ServedModel) -> tuple[Engine, Path]:
+    async def launch(self, model: EngineModel) -> tuple[Engine, Path]:
         """Start the process of an engine of the model; return the engine, which is not ready yet, and its log.
 
         Raises: EngineError if it cannot be started.

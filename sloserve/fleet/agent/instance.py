@@ -22,7 +22,7 @@ from sloserve.fleet.agent.engine import Engine
 from sloserve.fleet.agent.engine_note import EngineNote
 from sloserve.fleet.agent.engine_requests import InFlightRequest, TakenRequest, line_of, passed_on, stream_of
 from sloserve.fleet.agent.engine_set import EngineSet
-from sloserve.fleet.agent.engine_spec import EngineProcess, ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel, EngineProcess
 from sloserve.fleet.agent.host_parts import HostParts
 from sloserve.fleet.agent.pulse import Pulse
 from sloserve.fleet.agent.recent_prefixes import RecentPrefixes
@@ -95,7 +95,7 @@ class Instance:
         self,
         name: str,
         device: str,
-        models: Mapping[str, ServedModel],
+        models: Mapping[str, EngineModel],
         host: HostParts,
         durable: DurableWork,
         drain_max_s: float = 60.0,
@@ -344,7 +344,7 @@ class Instance:
 
     # Transitions.
 
-    async def _switch_or_fail(self, model: ServedModel, *, renews: bool = False) -> bool:
+    async def _switch_or_fail(self, model: EngineModel, *, renews: bool = False) -> bool:
         try:
             async with self._switching:
                 return await self._switch_to(model, renews=renews)
@@ -356,7 +356,7 @@ class Instance:
         finally:
             self._is_switching = False
 
-    async def _switch_to(self, model: ServedModel, *, renews: bool = False) -> bool:
+    async def _switch_to(self, model: EngineModel, *, renews: bool = False) -> bool:
         if self._phase is Phase.SERVING and self._active == model.name:
             return True
         method, seconds = self._engines.expected(model)
@@ -371,11 +371,11 @@ class Instance:
         self._fail(model)
         return False
 
-    def _fail(self, model: ServedModel) -> None:
+    def _fail(self, model: EngineModel) -> None:
         self._phase, self._active = Phase.FAILED, model.name
         self._spawn(self._recover(model))
 
-    async def _switch_engine(self, model: ServedModel) -> bool:
+    async def _switch_engine(self, model: EngineModel) -> bool:
         """Switch to the model, and return whether it serves now."""
         self._switches += 1
         try:
@@ -413,7 +413,7 @@ class Instance:
         self._phase, self._active = Phase.SWITCHING, coming
         self._ready_s = self._clock.monotonic_s() + switch_s
 
-    async def _recover(self, model: ServedModel) -> None:
+    async def _recover(self, model: EngineModel) -> None:
         """Start an engine for the model again and again, until it serves or another does."""
         for attempt in itertools.count():
             async with self._switching:

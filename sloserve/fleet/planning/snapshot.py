@@ -15,7 +15,7 @@ from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport,
 from sloserve.fleet.file_sections import EngineFlags
 from sloserve.fleet.fleet import Fleet, Shape
 from sloserve.fleet.planning.waiting_groups import HORIZON_S, Group, streamed_groups
-from sloserve.fleet.store.records import Agent
+from sloserve.fleet.store.records import AgentRecord
 from sloserve.scheduler.virtual_queues.contract import FleetPlan, FleetState, InstanceState, RunningSums, Swap
 from sloserve.scheduler.virtual_queues.problem import PlanSettings
 from sloserve.scheduler.virtual_queues.swaps import swap_table
@@ -75,7 +75,7 @@ class LiveMembers:
     demands: tuple[tuple[Demand, float], ...]
 
     @classmethod
-    def of(cls, rows: Iterable[Agent]) -> "LiveMembers":
+    def of(cls, rows: Iterable[AgentRecord]) -> "LiveMembers":
         """Return the members in the rows that are recent enough, and that this version can read."""
         young = [row for row in rows if row.age_s <= ALIVE_S]
         agents = [(agent_report(row.state), row.age_s) for row in young]

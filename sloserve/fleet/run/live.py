@@ -17,7 +17,7 @@ from sloserve.core.extras import not_installed
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, profile_names
 from sloserve.fleet.agent.agent import AgentSettings
-from sloserve.fleet.agent.engine_spec import Attached, ServedModel
+from sloserve.fleet.agent.engine_spec import Attached, EngineModel
 from sloserve.fleet.agent.forwarding.forwarders import ForwarderSettings
 from sloserve.fleet.batch_api.lines import Limits
 from sloserve.fleet.contract.endpoint import keys_in
@@ -292,7 +292,7 @@ def _environment(host: Host, number: int) -> dict[str, str]:
     return {_DEVICES: ",".join(devices), **host.environment}
 
 
-def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> ServedModel:
+def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> EngineModel:
     profile, start, flags = model.profiles[host.device], model.start, model.flags
     if start.model is None:
         raise ConfigError(
@@ -320,7 +320,7 @@ def _served(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Served
     if not given & {"--worker-cls", "--enable-sleep-mode"}:
         arguments += _SLEEPING_CPU if host.device == CPU else ("--enable-sleep-mode",)
     size = profile.weights_bytes or 0
-    return ServedModel(
+    return EngineModel(
         name=model.name,
         model=start.model,
         flags=(*arguments, *start.arguments),

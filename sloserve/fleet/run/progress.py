@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.reports import InstanceReport, agent_report
 from sloserve.fleet.fleet import Fleet
-from sloserve.fleet.store.records import Agent
+from sloserve.fleet.store.records import AgentRecord
 
 _WORDS = {
     Phase.EMPTY: "is empty",
@@ -29,7 +29,7 @@ class Progress:
         self._instances = {name for name, _ in fleet.instances}
         self._seen: dict[str, tuple[Phase, str | None]] = {}
 
-    def look(self, members: Sequence[Agent]) -> bool:
+    def look(self, members: Sequence[AgentRecord]) -> bool:
         """Print what is new, and return whether the fleet is ready.
 
         It is ready when all instances of the file are there, or any if the file has none, and every instance that

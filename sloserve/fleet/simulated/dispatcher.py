@@ -228,7 +228,7 @@ class InstanceView(Protocol):
         ...
 
 
-class FleetView(Protocol):
+class SimulatedView(Protocol):
     """The fleet, as its gateway sees it."""
 
     @property
@@ -263,7 +263,7 @@ class Dispatcher(ABC):
         return True
 
     @abstractmethod
-    def begin(self, view: FleetView) -> Sequence[Switch]:
+    def begin(self, view: SimulatedView) -> Sequence[Switch]:
         """Return the models to begin with, if they differ from the ones in the fleet's file; they cost nothing."""
 
     @property
@@ -272,19 +272,19 @@ class Dispatcher(ABC):
         return math.inf
 
     @abstractmethod
-    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: SimulatedView) -> None:
         """Hold a request that has arrived."""
 
-    def began(self, request_id: str, view: FleetView) -> None:
+    def began(self, request_id: str, view: SimulatedView) -> None:
         """Report that the first token of a request that an instance serves has come."""
         return
 
-    def ended(self, request_id: str, tokens: int, view: FleetView) -> None:
+    def ended(self, request_id: str, tokens: int, view: SimulatedView) -> None:
         """Report that a request that an instance served is over, after ``tokens`` output tokens in all."""
         return
 
     @abstractmethod
-    def tick(self, view: FleetView) -> Sequence[Operation]:
+    def tick(self, view: SimulatedView) -> Sequence[Operation]:
         """Return what to do now: called after requests arrived or ended and models came, and once in a while."""
 
 

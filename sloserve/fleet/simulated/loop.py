@@ -66,7 +66,7 @@ class _Open(Source):
 
 
 class FleetRun:
-    """One run of a fleet, which is the :class:`~sloserve.fleet.simulated.dispatcher.FleetView` of its dispatcher.
+    """One run of a fleet, which is the :class:`~sloserve.fleet.simulated.dispatcher.SimulatedView` of its dispatcher.
 
     Args:
         engine_class: Class of the engines: the virtual engine or the model of it.

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sloserve.fleet.store.database import Database
 from sloserve.fleet.store.lease import LONGEST_S
-from sloserve.fleet.store.records import Agent, HostRenewed, HostTaken, StoredPlan
+from sloserve.fleet.store.records import AgentRecord, HostRenewed, HostTaken, StoredPlan
 
 FORGOTTEN_S: Final = 3_600.0
 """Seconds without a sign of life after which the next planner that leads forgets a member."""
@@ -55,11 +55,11 @@ class Members:
         with self._database.transaction() as session:
             session.change("UPDATE agent SET told_to_end = 1 WHERE id = :id", id=agent)
 
-    def agents(self) -> list[Agent]:
+    def agents(self) -> list[AgentRecord]:
         """Return all agents that gave a sign of life recently and did not leave, in order of their ids."""
         with self._database.reading() as session:
             found = session.rows("SELECT id, state, store_now() - beat_s FROM agent ORDER BY id")
-        return [Agent(id_, json.loads(state), float(age_s)) for id_, state, age_s in found]
+        return [AgentRecord(id_, json.loads(state), float(age_s)) for id_, state, age_s in found]
 
     def leave(self, member: str, holder: str = "") -> None:
         """Remove a member, which is then no longer missed. Claims that it has not given back will lapse.

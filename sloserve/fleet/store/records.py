@@ -119,7 +119,7 @@ class QueuedSums:
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class AgentRecord:
     """The last sign of life of one agent.
 
     Args:

@@ -18,7 +18,7 @@ import pytest
 
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel
 from sloserve.fleet.agent.forwarding.forwarders import ForwarderSettings
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.certificates import Certificates
@@ -32,7 +32,7 @@ from tests.fleet.stand_in.launcher import InLoopLauncher
 
 pytestmark = pytest.mark.slow
 
-MODELS = {name: ServedModel(name, name, weights_bytes=10, max_num_seqs=4) for name in ("chat", "code")}
+MODELS = {name: EngineModel(name, name, weights_bytes=10, max_num_seqs=4) for name in ("chat", "code")}
 FORWARDER = "sloserve.fleet.agent.forwarding.forwarder"
 KEY, NEW_KEY = "a-key-of-the-fleet-for-tests", "a-new-key-of-the-fleet-for-tests"
 

@@ -21,7 +21,7 @@ from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
 from sloserve.fleet.agent.engine_client import EngineClient
 from sloserve.fleet.agent.engine_requests import AwaitedRequests
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel
 from sloserve.fleet.agent.instance import Instance
 from sloserve.fleet.contract.endpoint import (
     MODEL_HEADER,
@@ -44,8 +44,8 @@ from tests.fleet.stand_in.launcher import InLoopLauncher
 from tests.ports import free_port
 
 ACTIVE, WARM, COLD = ModelState.ACTIVE, ModelState.WARM, ModelState.COLD
-MODELS = {name: ServedModel(name, name, weights_bytes=10, max_num_seqs=4) for name in ("chat", "code", "legal")}
-MODELS["polite"] = ServedModel("polite", "/adapters/polite", adapter_of="chat")
+MODELS = {name: EngineModel(name, name, weights_bytes=10, max_num_seqs=4) for name in ("chat", "code", "legal")}
+MODELS["polite"] = EngineModel("polite", "/adapters/polite", adapter_of="chat")
 Test = Callable[[Agent, Instance, InLoopLauncher], Awaitable[None]]
 
 

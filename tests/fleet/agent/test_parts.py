@@ -18,7 +18,7 @@ from sloserve.fleet.agent import engine_logs
 from sloserve.fleet.agent.alike import are_alike, fingerprint
 from sloserve.fleet.agent.costs import Costs, SharedCosts
 from sloserve.fleet.agent.engine_requests import AwaitedRequests, line_of, stream_of
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel
 from sloserve.fleet.agent.line_output import LineOutput
 from sloserve.fleet.agent.switch_methods import Situation, SwitchMethod, choose
 from sloserve.fleet.client_routes import CHAT, COMPLETIONS
@@ -61,16 +61,16 @@ def model_folder(path: Path, **config: Any) -> Path:
 
 
 def test_what_is_built_alike_differs_in_the_values_of_weights_alone(tmp_path: Path) -> None:
-    one, other = (ServedModel(name, str(model_folder(tmp_path / name))) for name in "ab")
+    one, other = (EngineModel(name, str(model_folder(tmp_path / name))) for name in "ab")
     assert are_alike(one, other)
-    assert not are_alike(one, ServedModel("b", other.model, ("--dtype", "float32")))
+    assert not are_alike(one, EngineModel("b", other.model, ("--dtype", "float32")))
     configured = []
     for model, policy in ((one, "edf"), (other, "edf"), (other, "sjf")):
         settings = tmp_path / f"settings-{len(configured)}"
         settings.write_text(policy)
         configured.append(replace(model, flags=("--slo-config", str(settings))))
     assert are_alike(*configured[:2]) and not are_alike(*configured[1:])
-    assert not are_alike(one, ServedModel("wide", str(model_folder(tmp_path / "wide", hidden_size=16))))
+    assert not are_alike(one, EngineModel("wide", str(model_folder(tmp_path / "wide", hidden_size=16))))
     for file in ("generation_config.json", "chat_template.jinja", "tokenizer.json"):
         changed = model_folder(tmp_path / file)
         (changed / file).write_text("changed")
@@ -78,7 +78,7 @@ def test_what_is_built_alike_differs_in_the_values_of_weights_alone(tmp_path: Pa
     weights = Path(other.model) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert fingerprint(Path(other.model)) is None, "a file that is cut short would leave an engine without weights"
-    assert not are_alike(ServedModel("hub", "org/model"), ServedModel("hub", "org/model"))
+    assert not are_alike(EngineModel("hub", "org/model"), EngineModel("hub", "org/model"))
 
 
 def test_a_new_host_begins_with_what_others_of_its_kind_have_measured(tmp_path: Path) -> None:

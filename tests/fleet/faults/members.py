@@ -13,7 +13,7 @@ from sloserve.fleet.agent.agent_server import AgentServer
 from sloserve.fleet.agent.claims import cancelled
 from sloserve.fleet.agent.costs import SHARE_S, Costs, SharedCosts
 from sloserve.fleet.agent.engine import EngineLimits
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel
 from sloserve.fleet.agent.following import Following
 from sloserve.fleet.agent.host_fence import HostFence
 from sloserve.fleet.agent.host_parts import HostParts
@@ -309,8 +309,8 @@ class _Agent:
             pass
 
 
-def served(name: str) -> ServedModel:
-    return ServedModel(
+def served(name: str) -> EngineModel:
+    return EngineModel(
         name, f"/weights/{name}", ("--max-num-seqs", str(SEQS)), weights_bytes=10, max_num_seqs=SEQS, longest_step_s=1.0
     )
 

@@ -12,7 +12,7 @@ import uvicorn
 from sloserve.core.errors import ConfigError
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.agent import Agent, AgentSettings
-from sloserve.fleet.agent.engine_spec import Attached, ServedModel
+from sloserve.fleet.agent.engine_spec import Attached, EngineModel
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.launcher import attached
@@ -86,7 +86,7 @@ class Theirs:
 
 
 def agent_of(folder: Path, theirs: Theirs, admin_key: str | None = None) -> Agent:
-    model = ServedModel("chat", "m/chat", attached=Attached(theirs.url, admin_key=admin_key))
+    model = EngineModel("chat", "m/chat", attached=Attached(theirs.url, admin_key=admin_key))
     return Agent(
         AgentSettings("theirs", "cpu", {"theirs/0": {"chat": model}}, folder),
         OwnProcesses(AttachingLauncher(theirs.url)),

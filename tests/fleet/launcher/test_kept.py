@@ -18,7 +18,7 @@ from sloserve.core.spans import Phase
 from sloserve.fleet import framing
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import Engine, EngineLimits
-from sloserve.fleet.agent.engine_spec import EngineSpec, ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel, EngineSpec
 from sloserve.fleet.agent.forwarding import forwarders as forwarders_module
 from sloserve.fleet.agent.forwarding.forwarders import ForwarderSettings
 from sloserve.fleet.agent.instance import Instance
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 STEP_S = 0.005
 FLAGS = ("--step-s", str(STEP_S))
 MODELS = {
-    name: ServedModel(name, name, FLAGS, weights_bytes=10, max_num_seqs=4, settings='{"policy": "edf"}')
+    name: EngineModel(name, name, FLAGS, weights_bytes=10, max_num_seqs=4, settings='{"policy": "edf"}')
     for name in ("chat", "code")
 }
 WARM = ModelState.WARM
@@ -49,7 +49,7 @@ def processes_in(folder: Path, alone_s: float = 60.0) -> KeptProcesses:
     return KeptProcesses(job, folder / "processes.log")
 
 
-def settings_in(folder: Path, models: dict[str, ServedModel] = MODELS, **more: Any) -> AgentSettings:
+def settings_in(folder: Path, models: dict[str, EngineModel] = MODELS, **more: Any) -> AgentSettings:
     made = AgentSettings(
         "node",
         "cpu",

@@ -12,7 +12,7 @@ import pytest
 
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel
 from sloserve.fleet.launcher.kept import KeptProcesses
 from sloserve.fleet.launcher.parent_messages import ParentJob
 from tests import bounded
@@ -27,13 +27,13 @@ from pathlib import Path
 from sloserve.fleet.launcher.own import OwnProcesses
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine import EngineLimits
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel
 from sloserve.core.spans import Phase
 from sloserve.fleet.launcher.forking import ForkingLauncher
 
 folder = Path(sys.argv[1])
 environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-model = ServedModel("chat", "builtin:tiny", ("--max-num-seqs", "4"), environment)
+model = EngineModel("chat", "builtin:tiny", ("--max-num-seqs", "4"), environment)
 
 async def ask(instance):
     body = json.dumps({"model": "chat", "prompt": "The sea", "max_tokens": 8, "temperature": 0, "ignore_eos": True})
@@ -119,7 +119,7 @@ def test_the_next_agent_takes_over_a_real_engine_and_its_stream(tmp_path: Path) 
     def settings(followed: dict[str, Any]) -> AgentSettings:
         (tmp_path / "slo.yaml").write_text(json.dumps(followed))
         flags = ("--max-num-seqs", "4", "--slo-config", str(tmp_path / "slo.yaml"))
-        model = ServedModel("chat", "builtin:tiny", flags, environment, settings=json.dumps(followed))
+        model = EngineModel("chat", "builtin:tiny", flags, environment, settings=json.dumps(followed))
         return settings_in(tmp_path, {"chat": model}, limits=EngineLimits())
 
     def processes() -> KeptProcesses:

@@ -203,7 +203,7 @@ class Groups:
 
 def test_further_hosts_are_groups_that_wait_and_hosts_take_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Groups(monkeypatch)
-    demand = groups.module.Demand("red-1")
+    demand = groups.module.HostDemand("red-1")
     bundle, id = {"GPU": 8.0}, "ray.io/node-id"
     demand.ask("h100", 2, bundle, {"b", "a"})
     first, second = groups.there
@@ -225,11 +225,11 @@ def test_further_hosts_are_groups_that_wait_and_hosts_take_their_places(monkeypa
 
 def test_groups_of_the_process_before_are_found_and_those_on_other_nodes_go(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Groups(monkeypatch)
-    groups.module.Demand("red-1").ask("cpu", 3, {"CPU": 1.0}, ())
-    groups.module.Demand("blue").ask("cpu", 1, {"CPU": 1.0}, ())
+    groups.module.HostDemand("red-1").ask("cpu", 3, {"CPU": 1.0}, ())
+    groups.module.HostDemand("blue").ask("cpu", 1, {"CPU": 1.0}, ())
     right, wrong, waiting, other = groups.there
     groups.on |= {right: "x", wrong: "y"}
-    groups.module.Demand("red-1").ask("cpu", 2, {"CPU": 1.0}, {"y"})
+    groups.module.HostDemand("red-1").ask("cpu", 2, {"CPU": 1.0}, {"y"})
     assert right in groups.there and other in groups.there and not {wrong, waiting} & set(groups.there)
     assert len(groups.there) == 3, "one that waits has a rule that this process does not know, and is made anew"
     from sloserve.fleet.pool.on_ray.cluster import Node

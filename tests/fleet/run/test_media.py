@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.fleet.agent.engine_spec import ServedModel
+from sloserve.fleet.agent.engine_spec import EngineModel
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.run.live import NO_HOST, agent_settings, place_of
 
@@ -22,7 +22,7 @@ PNG = base64.b64decode(
 )
 
 
-def served(tmp_path: Path, text: str) -> ServedModel:
+def served(tmp_path: Path, text: str) -> EngineModel:
     fleet = parse_fleet(text, str(tmp_path / "fleet.yaml"), to_run=True)
     settings = agent_settings(fleet, fleet.hosts["a"], place_of(fleet, tmp_path / "state"))
     return settings.instances["a/0"]["m"]

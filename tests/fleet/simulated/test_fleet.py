@@ -14,7 +14,7 @@ from sloserve.estimator.planning_cost import GroupLine
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.fleet.planning.replayed_model import engine_settings
-from sloserve.fleet.simulated.dispatcher import Dispatcher, FleetView, Give, Operation, Switch, WaitingRequest
+from sloserve.fleet.simulated.dispatcher import Dispatcher, Give, Operation, SimulatedView, Switch, WaitingRequest
 from sloserve.fleet.simulated.dispatchers.by_name import DISPATCHERS, FleetRunName
 from sloserve.fleet.simulated.dispatchers.shepherd import shares
 from sloserve.fleet.simulated.fleet_experiment import FleetExperiment
@@ -137,13 +137,13 @@ def test_kv_that_is_kept_on_one_instance_is_given_up_where_another_serves_the_re
 class _Scripted(Dispatcher):
     """Both instances begin with a; n/0 serves the request, leaves for b, and n/1 gets it."""
 
-    def begin(self, view: FleetView) -> Sequence[Switch]:
+    def begin(self, view: SimulatedView) -> Sequence[Switch]:
         return [Switch("n/0", "a"), Switch("n/1", "a")]
 
-    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: SimulatedView) -> None:
         self.held: WaitingRequest | None = request
 
-    def tick(self, view: FleetView) -> Sequence[Operation]:
+    def tick(self, view: SimulatedView) -> Sequence[Operation]:
         given, self.held = self.held, None
         if given is None:
             return []

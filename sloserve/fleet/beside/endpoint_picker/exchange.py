@@ -65,7 +65,7 @@ class PickerState:
     clock: Clock
 
 
-class Exchange:
+class PickerExchange:
     """One request. :meth:`over` must be called once its stream has ended."""
 
     def __init__(self, state: PickerState) -> None:

@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.listening import check_certificate, check_port_free, family_of
-from sloserve.fleet.beside.endpoint_picker.exchange import BodyMemory, Exchange, PickerState
+from sloserve.fleet.beside.endpoint_picker.exchange import BodyMemory, PickerExchange, PickerState
 from sloserve.fleet.beside.endpoint_picker.messages import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from sloserve.fleet.beside.endpoint_picker.picker_file import SELF_SIGNED, ListenSection, PickerFile
 from sloserve.fleet.beside.endpoint_picker.picker_metrics import PickerMetrics
@@ -114,7 +114,7 @@ class PickerServer:
 
     async def _process(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Answer the messages of one request."""
-        exchange = Exchange(self._state)
+        exchange = PickerExchange(self._state)
         try:
             async for message in messages:
                 for made in await exchange.take(message):

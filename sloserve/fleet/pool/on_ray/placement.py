@@ -116,7 +116,7 @@ class _Rule:
     shut_out: frozenset[str]
 
 
-class Demand:
+class HostDemand:
     """The further hosts that a fleet asks its cluster for, each as a group that a node may take.
 
     Args:

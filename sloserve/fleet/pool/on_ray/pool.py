@@ -97,7 +97,7 @@ class RayPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._replacing = asyncio.Lock()
         self._closed = False
-        self._demand = placement.Demand(agents.fleet)
+        self._demand = placement.HostDemand(agents.fleet)
         connect(address, f"sloserve/{agents.fleet}")
         self._own_node = str(ray.get_runtime_context().get_node_id())
         only_at = None if is_shared else str(ray.util.get_node_ip_address())

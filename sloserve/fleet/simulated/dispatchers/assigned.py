@@ -14,11 +14,11 @@ import numpy as np
 from sloserve.fleet.contract.engine_places import EnginePlaces
 from sloserve.fleet.simulated.dispatcher import (
     Dispatcher,
-    FleetView,
     Give,
     InstanceView,
     Operation,
     Refuse,
+    SimulatedView,
     Switch,
     WaitingRequest,
     model_shares,
@@ -66,7 +66,7 @@ class Assigned(Dispatcher):
         self._queues: dict[str, Queues] = {}
 
     @abstractmethod
-    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
+    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: SimulatedView) -> InstanceView:
         """Return one of the instances that can serve the request."""
 
     def queued(self, instance: InstanceView) -> int:
@@ -74,14 +74,14 @@ class Assigned(Dispatcher):
         queues = self._queues.get(instance.name)
         return 0 if queues is None else len(queues)
 
-    def begin(self, view: FleetView) -> Sequence[Switch]:
+    def begin(self, view: SimulatedView) -> Sequence[Switch]:
         return ()
 
-    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: SimulatedView) -> None:
         can = [instance for instance in view.instances if request.model in instance.models]
         self._queues.setdefault(self.pick(request, can, view).name, Queues()).put(request)
 
-    def tick(self, view: FleetView) -> Sequence[Operation]:
+    def tick(self, view: SimulatedView) -> Sequence[Operation]:
         operations: list[Operation] = []
         for instance in view.instances:
             queues = self._queues.get(instance.name)
@@ -107,7 +107,7 @@ class Assigned(Dispatcher):
 class LeastLoaded(Assigned):
     """A dispatcher that assigns each request to the instance with the fewest requests, given or not."""
 
-    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
+    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: SimulatedView) -> InstanceView:
         return min(instances, key=lambda i: (i.num_in_flight + self.queued(i), i.name))
 
 
@@ -118,7 +118,7 @@ class Random(Assigned):
         super().__init__()
         self._rng = np.random.default_rng(seed)
 
-    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: FleetView) -> InstanceView:
+    def pick(self, request: WaitingRequest, instances: Sequence[InstanceView], view: SimulatedView) -> InstanceView:
         return instances[int(self._rng.integers(len(instances)))]
 
 
@@ -133,7 +133,7 @@ class Static(Dispatcher):
         self._refused: list[str] = []
         self._arrived: list[WaitingRequest] = []
 
-    def begin(self, view: FleetView) -> Sequence[Switch]:
+    def begin(self, view: SimulatedView) -> Sequence[Switch]:
         wanted = model_shares(view.fleet)
         unserved, placed = dict(wanted), []
         share_of_instance = sum(wanted.values()) / len(view.instances)
@@ -143,10 +143,10 @@ class Static(Dispatcher):
             placed.append(Switch(instance.name, model))
         return placed
 
-    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: SimulatedView) -> None:
         self._arrived.append(request)
 
-    def tick(self, view: FleetView) -> Sequence[Operation]:
+    def tick(self, view: SimulatedView) -> Sequence[Operation]:
         operations: list[Operation] = []
         load = {instance.name: instance.num_in_flight for instance in view.instances}
         for request in self._arrived:

@@ -22,11 +22,11 @@ from sloserve.core.arrays import FloatArray
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.fleet.simulated.dispatcher import (
     Dispatcher,
-    FleetView,
     Give,
     InstanceView,
     Operation,
     Preempt,
+    SimulatedView,
     Switch,
     WaitingRequest,
 )
@@ -70,13 +70,13 @@ class Shepherd(Dispatcher):
         self._next: dict[str, _Batch] = {}  # by instance, the batch for which its model changes
         self._looked_s = -math.inf
 
-    def begin(self, view: FleetView) -> Sequence[Switch]:
+    def begin(self, view: SimulatedView) -> Sequence[Switch]:
         return ()
 
-    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: SimulatedView) -> None:
         self._waiting.setdefault(request.model, []).append(request)
 
-    def tick(self, view: FleetView) -> Sequence[Operation]:
+    def tick(self, view: SimulatedView) -> Sequence[Operation]:
         idle = [i for i in view.instances if i.serving and not i.num_in_flight and i.name not in self._next]
         operations = [*self._promised(view), *self._shared(idle, view)]
         if self._preempts and view.now_s >= self._looked_s + _LOOK_S:
@@ -86,7 +86,7 @@ class Shepherd(Dispatcher):
                     operations += self._preempted(instance, view)
         return operations
 
-    def _promised(self, view: FleetView) -> list[Operation]:
+    def _promised(self, view: SimulatedView) -> list[Operation]:
         """Give out the batches for which a model has come."""
         operations: list[Operation] = []
         for instance in view.instances:
@@ -96,7 +96,7 @@ class Shepherd(Dispatcher):
                 operations += _given(batch, instance)
         return operations
 
-    def _shared(self, idle: Sequence[InstanceView], view: FleetView) -> list[Operation]:
+    def _shared(self, idle: Sequence[InstanceView], view: SimulatedView) -> list[Operation]:
         """Share the batches, and return what the idle instances serve."""
         batches = self._batches(view.now_s) if idle else []
         if not batches:
@@ -117,7 +117,7 @@ class Shepherd(Dispatcher):
             share[batches.index(batch)] = 0.0
         return operations
 
-    def _preempted(self, instance: InstanceView, view: FleetView) -> list[Operation]:
+    def _preempted(self, instance: InstanceView, view: SimulatedView) -> list[Operation]:
         """Make the running batch give way to the one with most requests in time, if that is worth it."""
         least = PREEMPT_FACTOR * max(_running_in_time(instance, view), 1)
         able = [
@@ -153,7 +153,7 @@ class Shepherd(Dispatcher):
                 found += [_Batch(model, tuple(of[k : k + self._size]), is_late) for k in range(0, len(of), self._size)]
         return sorted(found, key=lambda batch: (batch.is_late, batch.due_s))[:_MOST]
 
-    def _until_idle_s(self, instance: InstanceView, view: FleetView) -> float:
+    def _until_idle_s(self, instance: InstanceView, view: SimulatedView) -> float:
         """Return the seconds until the instance is idle.
 
         It is idle when a switch in progress is over, with the batch that it is for, and the longest output in flight
@@ -198,7 +198,7 @@ def _given(batch: _Batch, instance: InstanceView) -> list[Operation]:
     return [Give(request.request_id, instance.name) for request in batch.requests]
 
 
-def _takes_s(batch: _Batch, instance: InstanceView, view: FleetView) -> float:
+def _takes_s(batch: _Batch, instance: InstanceView, view: SimulatedView) -> float:
     """Return the seconds until the batch's last request ends on an idle instance, with the swap to its model."""
     if batch.model not in instance.models:
         return math.inf
@@ -206,14 +206,14 @@ def _takes_s(batch: _Batch, instance: InstanceView, view: FleetView) -> float:
     return begins_s + token_s * max(view.expected_output(request)[0] for request in batch.requests)
 
 
-def _in_time(batch: _Batch, instance: InstanceView, view: FleetView) -> int:
+def _in_time(batch: _Batch, instance: InstanceView, view: SimulatedView) -> int:
     """Return how many requests of the batch are in time if the instance begins with it now."""
     begins_s, token_s = _pace(batch, instance, view)
     begins_s += view.now_s
     return sum(begins_s + token_s * view.expected_output(r)[0] <= r.due_s for r in batch.requests)
 
 
-def _pace(batch: _Batch, instance: InstanceView, view: FleetView) -> tuple[float, float]:
+def _pace(batch: _Batch, instance: InstanceView, view: SimulatedView) -> tuple[float, float]:
     """Return the seconds until the batch decodes on an idle instance, swap included, and seconds per later token."""
     size = len(batch.requests)
     prompt = sum(request.prompt_tokens for request in batch.requests) / size
@@ -223,7 +223,7 @@ def _pace(batch: _Batch, instance: InstanceView, view: FleetView) -> tuple[float
     return swap_s + prefill_s, _token_s(instance, batch.model, size, prompt, longest)
 
 
-def _running_s(instance: InstanceView, view: FleetView) -> list[tuple[WaitingRequest, float]]:
+def _running_s(instance: InstanceView, view: SimulatedView) -> list[tuple[WaitingRequest, float]]:
     """Return the requests in flight, and the seconds that each still takes."""
     running = instance.in_flight
     if not running or instance.active is None:
@@ -235,7 +235,7 @@ def _running_s(instance: InstanceView, view: FleetView) -> list[tuple[WaitingReq
     return [(request, token_s * tokens) for request, tokens in zip(running, left, strict=True)]
 
 
-def _running_in_time(instance: InstanceView, view: FleetView) -> int:
+def _running_in_time(instance: InstanceView, view: SimulatedView) -> int:
     """Return how many requests in flight are in time if they continue."""
     return sum(view.now_s + left_s <= request.due_s for request, left_s in _running_s(instance, view))
 

@@ -21,7 +21,7 @@ from sloserve.fleet.planning.plan_maker import PlanMaker
 from sloserve.fleet.planning.planning_task import REPLAN_S
 from sloserve.fleet.planning.snapshot import LiveMembers, plan_settings, serving_of
 from sloserve.fleet.planning.waiting_groups import Group
-from sloserve.fleet.simulated.dispatcher import Dispatcher, FleetView, Operation, Refuse, Switch, WaitingRequest
+from sloserve.fleet.simulated.dispatcher import Dispatcher, Operation, Refuse, SimulatedView, Switch, WaitingRequest
 from sloserve.fleet.simulated.live.agent_instance import AgentInstance
 from sloserve.fleet.simulated.live.live_options import Balance, Options
 from sloserve.fleet.simulated.live.simulated_agent import SimulatedAgent
@@ -71,7 +71,7 @@ class LiveFleet(Dispatcher):
     def has_swap_space(self) -> bool:
         return self._options.swap
 
-    def begin(self, view: FleetView) -> Sequence[Switch]:
+    def begin(self, view: SimulatedView) -> Sequence[Switch]:
         fleet = replace(view.fleet, planner=self._planner)
         options, periods = self._options, self._options.periods
         self._urgent = min(one.rank for one in fleet.stated_classes)
@@ -122,7 +122,7 @@ class LiveFleet(Dispatcher):
     def wakes_s(self) -> float:
         return min(*self._due_s.values(), math.inf if self._next is None else self._next[0])
 
-    def arrived(self, request: WaitingRequest, view: FleetView) -> None:
+    def arrived(self, request: WaitingRequest, view: SimulatedView) -> None:
         now_s, one = view.now_s, self._where.get(request.request_id)
         is_line = self._options.one_queue or request.rank != self._urgent
         if one is not None:  # the time to drain is over
@@ -140,17 +140,17 @@ class LiveFleet(Dispatcher):
         else:
             self._store.accept(request, line_output_tokens(request.most_tokens), 0.0)
 
-    def began(self, request_id: str, view: FleetView) -> None:
+    def began(self, request_id: str, view: SimulatedView) -> None:
         gateway = self._gateway_of.get(request_id)
         if gateway is not None:
             gateway.began(request_id, view.now_s)
 
-    def ended(self, request_id: str, tokens: int, view: FleetView) -> None:
+    def ended(self, request_id: str, tokens: int, view: SimulatedView) -> None:
         sent = self._where.pop(request_id).ended(request_id, tokens, view.now_s, complete=True)
         if sent.ref is None:
             self._gateway_of.pop(request_id).ended(request_id, tokens, view.now_s)
 
-    def tick(self, view: FleetView) -> Sequence[Operation]:
+    def tick(self, view: SimulatedView) -> Sequence[Operation]:
         now_s = view.now_s
         for agent in self._agents:
             agent.note()

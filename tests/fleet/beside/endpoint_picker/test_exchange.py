@@ -8,7 +8,7 @@ import pytest
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
 from sloserve.fleet.beside.choice_settings import ChoiceSection
-from sloserve.fleet.beside.endpoint_picker.exchange import BodyMemory, Exchange, PickerState
+from sloserve.fleet.beside.endpoint_picker.exchange import BodyMemory, PickerExchange, PickerState
 from sloserve.fleet.beside.endpoint_picker.messages import BUFFERED, ProcessingRequest
 from sloserve.fleet.beside.endpoint_picker.picker_metrics import PickerMetrics
 from sloserve.fleet.beside.picking import Pick, Picking
@@ -49,9 +49,9 @@ def state_with(kind: type[Picking] = Picking, memory: BodyMemory | None = None) 
     )
 
 
-def said(state: PickerState, *messages: Any) -> tuple[Seen, Exchange, list[list[str]]]:
+def said(state: PickerState, *messages: Any) -> tuple[Seen, PickerExchange, list[list[str]]]:
     """Return what is said to these messages, and the kinds of answers to each."""
-    exchange, seen, kinds = Exchange(state), Seen(), []
+    exchange, seen, kinds = PickerExchange(state), Seen(), []
 
     async def main() -> None:
         for message in messages:
