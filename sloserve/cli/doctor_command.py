@@ -25,7 +25,7 @@ def doctor(
     warning and an absent part do not. See docs/doctor.md.
     """
     from sloserve.cli.doctor.examine import examine
-    from sloserve.cli.doctor.finding import State
+    from sloserve.cli.doctor.finding import FindingState
 
     findings = list(examine(host, port or [8000]))
     if as_json:
@@ -36,5 +36,5 @@ def doctor(
             print(f"{one.state:<7}  {one.check:<{width}}  {one.found}")
             if one.remedy:
                 print(f"{'':<7}  {'':<{width}}  -> {one.remedy}")
-    if any(one.state is State.FAULT for one in findings):
+    if any(one.state is FindingState.FAULT for one in findings):
         raise typer.Exit(1)

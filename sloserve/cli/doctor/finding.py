@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 
 
-class State(enum.StrEnum):
+class FindingState(enum.StrEnum):
     """The result: fit for use; worth a look; a server cannot start; or missing, which matters for some uses only."""
 
     OK = "ok"
@@ -25,22 +25,22 @@ class Finding:
     """
 
     check: str
-    state: State
+    state: FindingState
     found: str
     remedy: str = ""
 
 
 def ok(check: str, found: str) -> Finding:
-    return Finding(check, State.OK, found)
+    return Finding(check, FindingState.OK, found)
 
 
 def warning(check: str, found: str, remedy: str) -> Finding:
-    return Finding(check, State.WARNING, found, remedy)
+    return Finding(check, FindingState.WARNING, found, remedy)
 
 
 def fault(check: str, found: str, remedy: str) -> Finding:
-    return Finding(check, State.FAULT, found, remedy)
+    return Finding(check, FindingState.FAULT, found, remedy)
 
 
 def absent(check: str, found: str, remedy: str = "") -> Finding:
-    return Finding(check, State.ABSENT, found, remedy)
+    return Finding(check, FindingState.ABSENT, found, remedy)

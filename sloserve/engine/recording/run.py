@@ -16,7 +16,7 @@ VARIABLE: Final = "SLOSERVE_RECORDING"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordedRun:
     """One run of a server.
 
     Args:
@@ -41,7 +41,7 @@ def begin_run(now_s: float) -> None:
         os.environ[VARIABLE] = f"{run_name(now_s)} {os.urandom(KEY_BYTES).hex()}"
 
 
-def present_run(now_s: float) -> Run:
+def present_run(now_s: float) -> RecordedRun:
     """Return the run that this process is a part of; one of its own if its starter began none.
 
     Args:
@@ -53,5 +53,5 @@ def present_run(now_s: float) -> Run:
     except ValueError:
         key_bytes = b""
     if not name or len(key_bytes) != KEY_BYTES:
-        return Run(run_name(now_s), Salt())
-    return Run(name, Salt(key_bytes))
+        return RecordedRun(run_name(now_s), Salt())
+    return RecordedRun(name, Salt(key_bytes))

@@ -26,7 +26,7 @@ _DETAILS: Final = "vllm bench serve writes it with --save-result --save-detailed
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRequest:
     """One request of a file; a figure is ``None`` where the file does not have it.
 
     Args:
@@ -46,11 +46,11 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LoadRun:
     """One run of a load generator; ``duration_s`` is ``None`` where the file does not say it."""
 
     tool: str
-    requests: list[Measured]
+    requests: list[MeasuredRequest]
     duration_s: float | None
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Run:
         """
         return [self._judged(number, one, targets) for number, one in enumerate(self.requests, start=1)]
 
-    def _judged(self, number: int, one: Measured, targets: Targets) -> ServedRequest:
+    def _judged(self, number: int, one: MeasuredRequest, targets: Targets) -> ServedRequest:
         slo = SLO(_CLASS, targets)
         if not one.completed:
             return ServedRequest(slo, Outcome.FAILED)
@@ -77,13 +77,13 @@ class Run:
         return ServedRequest(slo, Outcome.COMPLETED, latency=Latency(*found))
 
 
-def read_runs(path: Path) -> list[Run]:
+def read_runs(path: Path) -> list[LoadRun]:
     """Return the runs of a file; a file of guidellm may have several. Raises: ConfigError for a file without runs."""
     with reading("requests", path):
         return _runs(path)
 
 
-def _runs(path: Path) -> list[Run]:
+def _runs(path: Path) -> list[LoadRun]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -112,20 +112,20 @@ def _parsed(text: str) -> Any:
         return [json_text.loads_figures(line) for line in lines_of(text) if line.strip()]
 
 
-def _vllm(content: Mapping[str, Any]) -> Iterator[Run]:
+def _vllm(content: Mapping[str, Any]) -> Iterator[LoadRun]:
     columns = [content[name] for name in ("ttfts", "itls", "output_lens", "errors")]
     ends = content.get("latencies")
     found = []
     for ttft_s, itl_s, tokens, error, end_s in zip(*columns, ends or [None] * len(columns[0]), strict=True):
         if error or not tokens:
-            found.append(Measured(False))
+            found.append(MeasuredRequest(False))
             continue
         e2e_s = end_s if ends else _sum([ttft_s, *itl_s])
         tpot_s = 0.0 if tokens == 1 else None
         if tokens > 1 and e2e_s is not None and ttft_s is not None:
             tpot_s = (e2e_s - ttft_s) / (tokens - 1)
-        found.append(Measured(True, ttft_s, tpot_s, e2e_s))
-    yield Run("vllm bench serve", found, content.get("duration"))
+        found.append(MeasuredRequest(True, ttft_s, tpot_s, e2e_s))
+    yield LoadRun("vllm bench serve", found, content.get("duration"))
 
 
 def _sum(parts_s: list[float | None]) -> float | None:
@@ -134,7 +134,7 @@ def _sum(parts_s: list[float | None]) -> float | None:
     return sum(known_s) if len(known_s) == len(parts_s) else None
 
 
-def _guidellm(content: Mapping[str, Any]) -> Iterator[Run]:
+def _guidellm(content: Mapping[str, Any]) -> Iterator[LoadRun]:
     for benchmark in content["benchmarks"]:
         requests = benchmark["requests"]
         found = []
@@ -142,23 +142,23 @@ def _guidellm(content: Mapping[str, Any]) -> Iterator[Run]:
             tokens, tpot_ms = one.get("output_tokens"), one.get("inter_token_latency_ms")
             tpot_s = 0.0 if tokens == 1 else _seconds(tpot_ms)
             ttft_s = _seconds(one.get("time_to_first_token_ms"))
-            found.append(Measured(True, ttft_s, tpot_s, one.get("request_latency")))
+            found.append(MeasuredRequest(True, ttft_s, tpot_s, one.get("request_latency")))
         failed = len(requests.get("errored") or ()) + len(requests.get("incomplete") or ())
-        yield Run("guidellm", found + [Measured(False)] * failed, benchmark.get("duration"))
+        yield LoadRun("guidellm", found + [MeasuredRequest(False)] * failed, benchmark.get("duration"))
 
 
-def _aiperf(content: list[Mapping[str, Any]]) -> Iterator[Run]:
+def _aiperf(content: list[Mapping[str, Any]]) -> Iterator[LoadRun]:
     found = []
     for record in content:
         metrics = record["metrics"]
         if record.get("error") or "request_latency" not in metrics:
-            found.append(Measured(False))
+            found.append(MeasuredRequest(False))
             continue
         tokens = metrics.get("output_sequence_length", {}).get("value")
         tpot_s = 0.0 if tokens == 1 else _of_unit(metrics.get("inter_token_latency"))
         ttft_s, e2e_s = _of_unit(metrics.get("time_to_first_token")), _of_unit(metrics["request_latency"])
-        found.append(Measured(True, ttft_s, tpot_s, e2e_s))
-    yield Run("aiperf", found, None)
+        found.append(MeasuredRequest(True, ttft_s, tpot_s, e2e_s))
+    yield LoadRun("aiperf", found, None)
 
 
 def _check_figures(*values: object) -> None:
@@ -183,7 +183,7 @@ def _of_unit(metric: Mapping[str, Any] | None) -> float | None:
     return None if value is None else value * seconds
 
 
-_READERS: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], Iterator[Run]]], ...]] = (
+_READERS: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], Iterator[LoadRun]]], ...]] = (
     (lambda content: isinstance(content, dict) and "ttfts" in content, _vllm),
     (lambda content: isinstance(content, dict) and "benchmarks" in content, _guidellm),
     (lambda content: isinstance(content, list) and bool(content) and "metrics" in content[0], _aiperf),

@@ -19,7 +19,7 @@ from sloserve.cli import app
 from sloserve.cli.doctor import cpu, cuda, driver, host, software
 from sloserve.cli.doctor.driver import Driver, DriverError, Gpu
 from sloserve.cli.doctor.examine import attempted
-from sloserve.cli.doctor.finding import Finding, State
+from sloserve.cli.doctor.finding import Finding, FindingState
 from sloserve.core.extras import install_command
 from sloserve.engine.swap.host import checks as swap_checks
 from sloserve.engine.swap.host.memory_limits import GIB
@@ -130,7 +130,7 @@ def test_a_cpu_engine_needs_lscpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "find_spec", lambda name: name)
     monkeypatch.setenv("PATH", "/no/such")
     lacking = {one.check: one for one in checks.vllm()}["lscpu"]
-    assert lacking.state is State.FAULT and lacking.remedy == "install it (Debian: util-linux)"
+    assert lacking.state is FindingState.FAULT and lacking.remedy == "install it (Debian: util-linux)"
 
 
 SERVER_CPU = frozenset({"fpu", "avx2", "avx512f", "avx512_bf16", "amx_tile"})
@@ -165,7 +165,7 @@ def test_instructions_of_the_cpu(
     cpuinfo = tmp_path / "proc" / "cpuinfo"
     cpuinfo.parent.mkdir()
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: none\n\nprocessor\t: 1\nflags\t\t: {flags}\n")
-    assert only(cpu.instructions(tmp_path)) == Finding("instructions", State(state), found, remedy)
+    assert only(cpu.instructions(tmp_path)) == Finding("instructions", FindingState(state), found, remedy)
 
 
 def test_instructions_matter_to_the_cpu_engine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +184,10 @@ def test_what_is_not_installed_is_absent_with_its_command(monkeypatch: pytest.Mo
         monkeypatch.setattr(module, "find_spec", lambda name: None if name in ("vllm", "aioquic") else name)
     assert only(checks.vllm()).remedy.startswith("pip install -e '.[gpu]', in ")
     by_extra = {one.check: one for one in software.extras()}
-    assert by_extra["extra http3"] == Finding("extra http3", State.ABSENT, "lacks aioquic", install_command("http3"))
-    assert by_extra["extra fleet"].state is State.OK
+    assert by_extra["extra http3"] == Finding(
+        "extra http3", FindingState.ABSENT, "lacks aioquic", install_command("http3")
+    )
+    assert by_extra["extra fleet"].state is FindingState.OK
 
 
 @pytest.mark.parametrize(
@@ -291,32 +293,36 @@ def test_memory_and_clock_source_are_read_from_the_kernel(tmp_path: Path) -> Non
     source = tmp_path / "sys/devices/system/clocksource/clocksource0/current_clocksource"
     for folder in (tmp_path / "proc", source.parent):
         folder.mkdir(parents=True)
-    assert only(swap_checks.memory(tmp_path)).state is State.ABSENT
-    assert only(host.clock_source(tmp_path)).state is State.ABSENT
-    for gib, state in ((8, State.OK), (1, State.FAULT)):
+    assert only(swap_checks.memory(tmp_path)).state is FindingState.ABSENT
+    assert only(host.clock_source(tmp_path)).state is FindingState.ABSENT
+    for gib, state in ((8, FindingState.OK), (1, FindingState.FAULT)):
         (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {gib * 2**20} kB\n")
         assert only(swap_checks.memory(tmp_path)).state is state
-    for name, state in (("tsc", State.OK), ("hpet", State.WARNING)):
+    for name, state in (("tsc", FindingState.OK), ("hpet", FindingState.WARNING)):
         source.write_text(f"{name}\n")
         assert only(host.clock_source(tmp_path)).state is state
 
 
 def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert only(host.shared_memory(tmp_path / "no")).state is State.FAULT
-    for mib, state in ((64, State.WARNING), (2048, State.OK)):
+    assert only(host.shared_memory(tmp_path / "no")).state is FindingState.FAULT
+    for mib, state in ((64, FindingState.WARNING), (2048, FindingState.OK)):
         room = os.statvfs_result((4096, 4096, mib * 256, mib * 256, mib * 256, 0, 0, 0, 0, 255))
         monkeypatch.setattr(os, "statvfs", lambda _, room=room: room)
         assert only(host.shared_memory()).state is state
 
 
 def test_limits_of_files_locked_memory_and_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for hard, state in ((4096, State.WARNING), (8704, State.OK), (resource.RLIM_INFINITY, State.OK)):
+    for hard, state in (
+        (4096, FindingState.WARNING),
+        (8704, FindingState.OK),
+        (resource.RLIM_INFINITY, FindingState.OK),
+    ):
         monkeypatch.setattr(resource, "getrlimit", lambda _, hard=hard: (1024, hard))
         assert only(fleet_checks.open_files()).state is state
-    for soft, state in ((2**23, State.WARNING), (resource.RLIM_INFINITY, State.OK)):
+    for soft, state in ((2**23, FindingState.WARNING), (resource.RLIM_INFINITY, FindingState.OK)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
         assert only(swap_checks.locked_memory(tmp_path)).state is state
-    for count, state in ((1, State.WARNING), (2, State.OK)):
+    for count, state in ((1, FindingState.WARNING), (2, FindingState.OK)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=count: set(range(count)))
         assert only(host.processors()).state is state
 
@@ -342,5 +348,5 @@ def test_the_kernel_is_asked_about_this_clock() -> None:
 def test_ports() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        assert only(host.ports("127.0.0.1", [number])).state is State.FAULT
-    assert only(host.ports("127.0.0.1", [number])).state is State.OK
+        assert only(host.ports("127.0.0.1", [number])).state is FindingState.FAULT
+    assert only(host.ports("127.0.0.1", [number])).state is FindingState.OK

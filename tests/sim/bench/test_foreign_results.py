@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sloserve.cli import app
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import Targets
-from sloserve.sim.bench.foreign_results import Measured, read_runs
+from sloserve.sim.bench.foreign_results import MeasuredRequest, read_runs
 
 VLLM = {
     "duration": 2.0,
@@ -108,7 +108,7 @@ def test_a_file_without_figures_of_requests_is_refused(text: str, told: str, tmp
         read_runs(path)
 
 
-def _read(path: Path, text: str) -> list[Measured]:
+def _read(path: Path, text: str) -> list[MeasuredRequest]:
     path.write_text(text)
     (run,) = read_runs(path)
     return run.requests
@@ -119,17 +119,27 @@ def test_a_figure_of_vllm_that_is_not_known_costs_that_figure_alone(nan: float |
     path = tmp_path / "result"
     failed = {"ttfts": [0.1, 0.9, 0.2, nan], "itls": [[0.1, 0.1], [0.1], [], [nan]]}
     assert _read(path, json.dumps(VLLM | failed)) == _read(path, json.dumps(VLLM))
-    third = Measured(True, 0.2, 0.0, 0.2)
+    third = MeasuredRequest(True, 0.2, 0.0, 0.2)
     found = _read(path, json.dumps(VLLM | {"itls": [[0.1, nan], [0.1], [], []], "ttfts": [0.1, nan, 0.2, 0.0]}))
-    assert found == [Measured(True, 0.1, None, None), Measured(True, None, None, None), third, Measured(False)]
+    assert found == [
+        MeasuredRequest(True, 0.1, None, None),
+        MeasuredRequest(True, None, None, None),
+        third,
+        MeasuredRequest(False),
+    ]
     found = _read(path, json.dumps(VLLM | {"latencies": [nan, 1.0, 0.2, nan], "ttfts": [0.1, nan, 0.2, nan]}))
-    assert found == [Measured(True, 0.1, None, None), Measured(True, None, None, 1.0), third, Measured(False)]
+    assert found == [
+        MeasuredRequest(True, 0.1, None, None),
+        MeasuredRequest(True, None, None, 1.0),
+        third,
+        MeasuredRequest(False),
+    ]
 
 
 def test_a_figure_of_aiperf_that_is_not_known_costs_that_figure_alone(tmp_path: Path) -> None:
     record = json.dumps(_aiperf(100.0, 10.0, 300.0, 3))
     (one,) = _read(tmp_path / "result", f"[{record.replace('100.0', 'NaN')}]")
-    assert one == Measured(True, None, 0.01, 0.3)
+    assert one == MeasuredRequest(True, None, 0.01, 0.3)
 
 
 def test_a_target_without_its_figure_is_refused(tmp_path: Path) -> None:

@@ -36,14 +36,14 @@ HEAD = SegmentHead(FORMAT, 1.0, {"kv_blocks": 9}, {}, "edf", None, 64, [])
 
 
 @pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch) -> run.Run:
+def started(monkeypatch: pytest.MonkeyPatch) -> run.RecordedRun:
     """Begin a run as the server's first process does."""
     monkeypatch.setenv(run.VARIABLE, "")
     run.begin_run(T0)
     return run.present_run(T0)
 
 
-def recording(folder: Path, started: run.Run, rank: int = 0, events: Sequence[Event] = (HEAD,)) -> Recording:
+def recording(folder: Path, started: run.RecordedRun, rank: int = 0, events: Sequence[Event] = (HEAD,)) -> Recording:
     stem = engine_stem(started.name, rank)
     writer = SegmentWriter(folder, stem, 1 << 20)
     writer.write(events, lambda: HEAD)
@@ -56,7 +56,7 @@ def full(folder: Path, rank: int = 0, room: int = 1) -> Server:
 
 
 def test_a_refused_request_is_recorded_with_what_is_known_of_it(
-    metrics: Metrics, tmp_path: Path, started: run.Run
+    metrics: Metrics, tmp_path: Path, started: run.RecordedRun
 ) -> None:
     server = full(tmp_path)
     server.accept(server.http(), {"prompt_token_ids": [0] * 10})
@@ -75,7 +75,7 @@ def test_a_refused_request_is_recorded_with_what_is_known_of_it(
 
 
 def test_all_requests_of_a_list_that_is_refused_are_recorded(
-    metrics: Metrics, tmp_path: Path, started: run.Run
+    metrics: Metrics, tmp_path: Path, started: run.RecordedRun
 ) -> None:
     server = full(tmp_path, room=3)
     other = server.accept(None, "text")
@@ -93,7 +93,7 @@ def test_all_requests_of_a_list_that_is_refused_are_recorded(
 
 
 def test_what_vllm_itself_refuses_is_recorded_too(
-    metrics: Metrics, tmp_path: Path, started: run.Run, monkeypatch: pytest.MonkeyPatch
+    metrics: Metrics, tmp_path: Path, started: run.RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sloserve.vllm_plugin.server.observe.refusals", lambda: (Refused,))
     server = full(tmp_path)
@@ -109,7 +109,9 @@ def test_what_vllm_itself_refuses_is_recorded_too(
     assert (found.reason, found.prompt_tokens) == (BY_VLLM, 33)
 
 
-def test_refusals_before_an_slo_is_read_are_recorded(metrics: Metrics, tmp_path: Path, started: run.Run) -> None:
+def test_refusals_before_an_slo_is_read_are_recorded(
+    metrics: Metrics, tmp_path: Path, started: run.RecordedRun
+) -> None:
     server = full(tmp_path)
     server.front_end.record_refusal(TENANT_LIMIT, "acme")
     server.front_end.count_stopped()
@@ -119,7 +121,7 @@ def test_refusals_before_an_slo_is_read_are_recorded(metrics: Metrics, tmp_path:
 
 
 def test_recordings_of_several_processes_are_joined_by_their_server(
-    metrics: Metrics, tmp_path: Path, started: run.Run
+    metrics: Metrics, tmp_path: Path, started: run.RecordedRun
 ) -> None:
     for rank in (0, 1):
         server = full(tmp_path, rank=rank)
@@ -135,7 +137,7 @@ def test_recordings_of_several_processes_are_joined_by_their_server(
 
 
 def test_a_stop_string_that_the_api_process_finds_is_no_abort(
-    metrics: Metrics, tmp_path: Path, started: run.Run
+    metrics: Metrics, tmp_path: Path, started: run.RecordedRun
 ) -> None:
     server = full(tmp_path)
     params = SimpleNamespace(extra_args=None, max_tokens=None, n=2, stop=["."])
@@ -188,7 +190,7 @@ def test_a_folder_that_cannot_be_made_records_nothing_and_serves(
 
 
 def test_a_child_keeps_the_run_of_its_starter_and_another_server_begins_its_own(
-    monkeypatch: pytest.MonkeyPatch, started: run.Run
+    monkeypatch: pytest.MonkeyPatch, started: run.RecordedRun
 ) -> None:
     monkeypatch.setattr(run.multiprocessing, "parent_process", lambda: SimpleNamespace(pid=1))
     run.begin_run(T0 + 9.0)
