@@ -40,12 +40,13 @@ from sloserve.wire import context, errors
 from sloserve.wire.asgi import first, refuse_error, report_slo, route_path, unsent
 from sloserve.wire.body import BYTES_PER_TOKEN
 from sloserve.wire.context import HTTPContext
-from sloserve.wire.headers import PROMISED, TTL, predictions, promise_header
+from sloserve.wire.headers import PROMISED, TTL
 from sloserve.wire.in_flight import REQUESTS, RequestsInFlight
 from sloserve.wire.opening import BodyLimits, BoundedBody, OpenedRequest, open_request
 from sloserve.wire.optional_http3 import Http3Front
 from sloserve.wire.peers import record_peers
 from sloserve.wire.progress import place_header
+from sloserve.wire.response_headers import predictions, promise_header
 from sloserve.wire.waiting_comments import WaitingComments, may_have_comments
 from sloserve.wire.watch_page import sent_signpost
 

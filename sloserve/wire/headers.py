@@ -7,15 +7,13 @@ another software's, and is passed over unless the deployment has it refused.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sloserve.core import numbers
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.nearest import nearest
-from sloserve.core.predicted import Predicted, Quantiles, worst
-from sloserve.core.promises import Promised
 from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S
 
 FIELDS = {
@@ -88,7 +86,7 @@ PREDICTED_E2E = "x-slo-predicted-e2e-ms"
 PREDICTED_TPOT = "x-slo-predicted-tpot-ms"
 PREDICTED_TASK = "x-slo-predicted-task-ms"
 PROMISED = "x-slo-promised"
-"""Header of a response: what was promised, or why no promise was given, see :func:`promise_header`.
+"""Header of a response: what was promised, or why no promise was given, see :mod:`sloserve.wire.response_headers`.
 
 In a request of a gateway to an engine: what the gateway has promised, see :func:`given_header`.
 """
@@ -354,42 +352,6 @@ def _seconds(text: str) -> float:
         return math.nan
 
 
-def predictions(predicted: Iterable[Predicted], task: Quantiles | None = None) -> list[tuple[str, str]]:
-    """Return the headers that report the predictions for one HTTP request's calls of the engine: the worst of them.
-
-    A value is a structured field (RFC 8941): the median, with the other quantiles as its parameters,
-    ``120;p90=480;p99=910``, in ms; the time per token has one decimal.
-
-    Args:
-        predicted: Predictions for calls of the engine.
-        task: Prediction for the task of the request, from its first call to its end; ``None`` if there is none.
-    """
-    shown = worst(predicted)
-    figures = (
-        (PREDICTED_TTFT, shown.ttft, _whole_ms),
-        (PREDICTED_TPOT, shown.tpot, _tenths_of_ms),
-        (PREDICTED_E2E, shown.e2e, _whole_ms),
-        (PREDICTED_TASK, task, _whole_ms),
-    )
-    return [
-        (name, f"{ms(found.median_s)};p90={ms(found.p90_s)};p99={ms(found.p99_s)}")
-        for name, found, ms in figures
-        if found is not None
-    ]
-
-
-def promise_header(given: Sequence[Promised | str]) -> str:
-    """Return what one HTTP request was promised, as a structured field (RFC 8941): ``0.99``, or ``none;why=late``.
-
-    Args:
-        given: The promise of each of its calls of the engine that asks for one, or why it has none; at least one.
-    """
-    refused = next((one for one in given if isinstance(one, str)), None)
-    if refused is not None:
-        return f"none;why={refused}"
-    return f"{min(one.level for one in given if not isinstance(one, str)):g}"
-
-
 def given_header(level: float, after_s: float) -> str:
     """Return what a gateway has promised, as a structured field: ``0.99;first-ms=120``.
 
@@ -404,14 +366,6 @@ def _given_after_s(raw: bytes) -> float | None:
     """Return the seconds of :func:`given_header`; ``None`` for a value of a response, which may have been copied."""
     _, _, text = raw.decode("latin-1").partition(f";{_FIRST}=")
     return int(text) / 1e3 if len(text) <= _MOST_DIGITS and text.isascii() and text.isdigit() else None
-
-
-def _whole_ms(seconds: float) -> str:
-    return str(max(round(seconds * 1e3), 1))
-
-
-def _tenths_of_ms(seconds: float) -> str:
-    return f"{max(seconds * 1e3, 0.1):.1f}"
 
 
 def label(name: str, raw: bytes) -> str:

@@ -4,16 +4,8 @@ import pytest
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.predicted import Predicted, Quantiles
-from sloserve.wire.headers import (
-    FIELDS,
-    MAX_IGNORED,
-    Field,
-    HeaderRules,
-    given_header,
-    predictions,
-    read_headers,
-    remaining,
-)
+from sloserve.wire.headers import FIELDS, MAX_IGNORED, Field, HeaderRules, given_header, read_headers, remaining
+from sloserve.wire.response_headers import predictions
 
 
 def raw(**headers: str) -> list[tuple[bytes, bytes]]:

@@ -18,9 +18,10 @@ from sloserve.fleet.gateway.passing import PassedResponse
 from sloserve.fleet.gateway.traffic_log import LoggedRequest
 from sloserve.scheduler.admission.admission import Admission, Ticket, Together
 from sloserve.scheduler.admission.prediction import ArrivingRequest
-from sloserve.wire.headers import PROMISED, predictions, promise_header
+from sloserve.wire.headers import PROMISED
 from sloserve.wire.progress import RequestProgress, place_at_admission, place_header
 from sloserve.wire.rate_limits import RequestUse
+from sloserve.wire.response_headers import predictions, promise_header
 
 
 class RequestAccounting:
