@@ -8,6 +8,7 @@ from tests.fleet.live_faults.__main__ import parsed, report
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_tenants_do_not_notice_an_upgrade_of_all_parts(tmp_path: Path) -> None:
     found = report(parsed(["--only-upgrades", "--minutes", "0.4", "--tenants", "8", "--every-s", "2"]), tmp_path)
     assert found["faults"] == [] and found["processes_left"] == [] and found["lines_open"] == 0

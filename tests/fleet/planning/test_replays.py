@@ -76,7 +76,7 @@ def test_the_process_finds_what_the_traffic_needs(store: Store) -> None:
     assert (
         few is not None and few.low <= few.expected <= few.high and few.objective == 0.9 and few.in_flight is not None
     )
-    store.traffic.write("g", to_text(traffic(7.0, covers_s=30.0)))
+    store.traffic.write("g", to_text(traffic(7.0, covers_s=15.0)))
     bounded.run(replays.turn())
     assert replays.need is not None and replays.need.expected > few.expected
     found = replays.need

@@ -25,6 +25,7 @@ STAND_IN = ("--engine-module", "tests.fleet.stand_in.server")
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_the_demonstration_keeps_its_promises_and_leaves_nothing_behind() -> None:
     """Streams of three models on one device, a batch, one engine killed: each line has one result."""
     command = [sys.executable, str(ROOT / "examples" / "demo_fleet.py"), *STAND_IN]
