@@ -313,8 +313,8 @@ def usage(
 ) -> None:
     """Print what tenants have used of the fleet, by hour.
 
-    Printed are requests, and tokens of prompts and of outputs. Streams and single requests count, lines of batches
-    do not. The store keeps 92 days.
+    Printed are requests, tokens of prompts and of outputs, promises, and the same counts of lines of batches. The
+    store keeps 92 days.
     """
     from sloserve.fleet.run.live import place_of
     from sloserve.fleet.store.store import open_store

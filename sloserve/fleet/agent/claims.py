@@ -45,6 +45,7 @@ class ClaimedLine:
         is_sent: Whether the response of an engine has begun, or has broken off.
         is_coming: Whether it was passed to an engine, which may have seen it, and no response has begun yet.
         has_ended: Whether it has a result, which is committed or about to be.
+        engine_s: Time for which it was in engines until now, in seconds.
     """
 
     claimed: Claimed
@@ -55,6 +56,7 @@ class ClaimedLine:
     is_sent: bool = False
     is_coming: bool = False
     has_ended: bool = False
+    engine_s: float = 0.0
 
     @property
     def progress(self) -> bytes | None:

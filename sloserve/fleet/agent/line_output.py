@@ -67,7 +67,14 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
+class _Whole(msgspec.Struct):
+    usage: dict[str, Any] = {}
+
+
 _EVENTS: Final = msgspec.json.Decoder(_Event)
+_WHOLE: Final = msgspec.json.Decoder(_Whole)
+_STATED: Final = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
+"""Names of the tokens of prompt and output in the usage of a response, by route."""
 
 
 class _Progress(msgspec.Struct):
@@ -222,6 +229,17 @@ class LineOutput:
         tokens, text = before.tokens + self._tokens, before.text + "".join(self._text)
         return msgspec.json.encode(_Progress(before.prompt, tokens, text, before.id, before.created))
 
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens of the prompt and of the output until now, with the tokens of earlier attempts, as far as known."""
+        if self._before is not None:
+            return len(self._before.prompt), len(self._before.tokens) + self._made
+        return len(self._prompt), self._made
+
+    @property
+    def _made(self) -> int:
+        return len(self._tokens) + len(self._unseen)
+
     def whole(self) -> bytes:
         """Return the output as if it had not been streamed. Raises: BrokenOutput if the stream ended too early."""
         if self._finish is None:
@@ -249,6 +267,16 @@ class LineOutput:
                     "total_tokens": len(before.prompt) + completed,
                 }
         return json.dumps(completion, separators=(",", ":")).encode()
+
+
+def stated_tokens(body: bytes) -> tuple[int, int]:
+    """Return the tokens of prompt and output that a whole response states; 0 where it states none."""
+    try:
+        usage = _WHOLE.decode(body).usage
+    except (msgspec.DecodeError, RecursionError):
+        return 0, 0
+    prompt, output = (next((n for name in names if (n := whole(usage.get(name)))), 0) for names in _STATED)
+    return prompt, output
 
 
 def was_aborted(body: bytes) -> bool:

@@ -3,25 +3,26 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 from sloserve.core.clock import Clock
 from sloserve.fleet.agent import line_output
 from sloserve.fleet.agent.claims import RETRY_S, ClaimedLine, HeldClaim, InstanceWork
-from sloserve.fleet.agent.line_output import BrokenOutput, LineOutput, TooLong, was_aborted
+from sloserve.fleet.agent.line_output import BrokenOutput, LineOutput, TooLong, stated_tokens, was_aborted
 from sloserve.fleet.client_routes import GENERATING
 from sloserve.fleet.contract.endpoint import InstanceEndpoint, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.sizes import prompt_bytes
 from sloserve.fleet.store.group_commit import GroupCommit
-from sloserve.fleet.store.records import RequestState, Result
+from sloserve.fleet.store.records import LineUse, RequestState, Result
 from sloserve.fleet.store.requests import Requests
 from sloserve.fleet.supervised import Faults
 from sloserve.wire.body import BYTES_PER_TOKEN
-from sloserve.wire.headers import left_ms
+from sloserve.wire.headers import TENANT, left_ms
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +60,13 @@ class LineService:
 
     async def _serve(self, endpoint: InstanceEndpoint, work: InstanceWork, claim: HeldClaim, line: ClaimedLine) -> None:
         left_s = line.due_s - self._clock.monotonic_s()
-        result = result_of(line, RequestState.EXPIRED, 0, b"")
         try:
-            if left_s > 0.0:
-                async with asyncio.timeout(None if left_s == math.inf else left_s):
-                    result = await attempted(endpoint, line, self._clock)
+            if left_s <= 0.0:
+                raise TimeoutError
+            async with asyncio.timeout(None if left_s == math.inf else left_s):
+                result = await attempted(endpoint, line, self._clock)
         except TimeoutError:
-            pass
+            result = result_of(line, RequestState.EXPIRED, 0, b"")
         except Refused:
             line.task = None  # nothing was sent: the line waits for its turn again
             return
@@ -97,7 +98,8 @@ async def attempted(endpoint: InstanceEndpoint, line: ClaimedLine, clock: Clock)
     output = line.output = line.output or LineOutput.of(line.claimed)
     for attempt in range(1, _TRIES + 1):
         try:
-            status, body = await _asked(endpoint, line, output, line.due_s - clock.monotonic_s())
+            with _timed(line, clock):
+                status, body = await _asked(endpoint, line, output, line.due_s - clock.monotonic_s())
             if status in _BUSY:
                 await asyncio.sleep(RETRY_S)
                 raise Refused(Refusal.FULL)
@@ -139,12 +141,30 @@ async def _asked(endpoint: InstanceEndpoint, line: ClaimedLine, output: LineOutp
 
 
 def result_of(line: ClaimedLine, state: RequestState, status: int, body: bytes) -> Result:
-    return Result(line.claimed.id, line.claimed.attempt, state, status, body)
+    """Return the end of a line's attempt, with what the line used of engines."""
+    return Result(line.claimed.id, line.claimed.attempt, state, status, body, _used(line, status, body))
+
+
+def _used(line: ClaimedLine, status: int, body: bytes) -> LineUse | None:
+    if not line.is_sent or line.output is None:
+        return None
+    prompt, output = stated_tokens(body) if status == HTTPStatus.OK else line.output.tokens
+    return LineUse(line.claimed.tenant, prompt, output, round(line.engine_s * 1e3))
+
+
+@contextmanager
+def _timed(line: ClaimedLine, clock: Clock) -> Iterator[None]:
+    """Add the time inside to what the line was in engines for."""
+    begun_s = clock.monotonic_s()
+    try:
+        yield
+    finally:
+        line.engine_s += clock.monotonic_s() - begun_s
 
 
 def _headers(line: ClaimedLine, route: str, left_s: float) -> Mapping[str, str]:
     claimed = line.claimed
-    headers = {"content-type": "application/json", "x-request-id": claimed.id}
+    headers = {"content-type": "application/json", "x-request-id": claimed.id, TENANT: claimed.tenant}
     if route not in GENERATING:  # engines refuse an SLO on other routes
         return headers
     headers["x-slo-class"] = claimed.slo_class

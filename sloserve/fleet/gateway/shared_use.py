@@ -10,15 +10,15 @@ from typing import Final
 
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.store.store import Store
-from sloserve.fleet.store.usage import COUNTED, UsedInHour
+from sloserve.fleet.store.usage import OF_GATEWAYS, UsedInHour
 from sloserve.wire.rate_limits import TenantRates
 
 _HOURS: Final = 2
 """Hours of which rows are compared: the others may still add to the hour before."""
 
 Counts = tuple[int, ...]
-"""Counts in the order of :data:`~sloserve.fleet.store.usage.COUNTED`: requests, tokens, and promises."""
-_NONE: Final = (0,) * len(COUNTED)
+"""Counts in the order of :data:`~sloserve.fleet.store.usage.OF_GATEWAYS`: requests, tokens, and promises."""
+_NONE: Final = (0,) * len(OF_GATEWAYS)
 
 
 class SharedUse:
@@ -44,7 +44,7 @@ class SharedUse:
         """Return what is to be added to the store, by tenant."""
         found = {}
         for name, use in self._rates.used().items():
-            before, now = self._added.get(name, _NONE), tuple(getattr(use, key) for key in COUNTED)
+            before, now = self._added.get(name, _NONE), tuple(getattr(use, key) for key in OF_GATEWAYS)
             if now != before:
                 found[name] = tuple(after - earlier for after, earlier in zip(now, before, strict=True))
         return found

@@ -167,6 +167,12 @@ _PROMISES = tuple(
 )
 """A gateway of an older version goes on adding rows, without promises."""
 
+_USE_OF_LINES = tuple(
+    f"ALTER TABLE tenant_usage ADD COLUMN batch_{count} bigint NOT NULL DEFAULT 0"
+    for count in ("lines", "prompt_tokens", "output_tokens", "engine_ms")
+)
+"""Lines of batches that an agent of an older version serves are not in the rows."""
+
 STEPS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _ROUTES,
@@ -181,6 +187,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     _TRAFFIC,
     _QUEUED_SUMS,
     _PROMISES,
+    _USE_OF_LINES,
 )
 """Steps of the schema; step n leads from version n to n + 1."""
 

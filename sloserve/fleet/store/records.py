@@ -63,6 +63,7 @@ class Claimed:
         slo_class: Name of its service class.
         left_s: Seconds until its deadline, or ``None`` if it has none.
         progress: Partial work of an earlier attempt, to continue from.
+        tenant: The tenant that owns the request.
     """
 
     id: str
@@ -72,6 +73,7 @@ class Claimed:
     slo_class: str
     left_s: float | None
     progress: bytes | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,29 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class LineUse:
+    """What a line of a batch used of the engines that served it.
+
+    Args:
+        tenant: The tenant that owns the line.
+        prompt_tokens: Tokens of its prompt, 0 where the engine did not state them.
+        output_tokens: Tokens of its output, with the tokens of earlier attempts from which it went on.
+        engine_ms: Time that it was in an engine in its last claim, in ms.
+    """
+
+    tenant: str
+    prompt_tokens: int
+    output_tokens: int
+    engine_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """The end of one attempt.
 
     Args:
         status: The HTTP status that the client sees on its line.
+        used: What the line used, counted for its tenant; ``None`` if it was sent to no engine.
     """
 
     id: str
@@ -100,6 +120,7 @@ class Result:
     state: RequestState
     status: int
     body: bytes
+    used: LineUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ CLAIM_SUSPECTS: Final = f"""
         ORDER BY seq LIMIT :most LOCKING_NEW_ROWS
     ){TAKE}"""
 CLAIMED: Final = """
-    SELECT r.id, r.attempt, b.body, b.route, r.class, r.due_s - store_now(), p.progress FROM request r
+    SELECT r.id, r.attempt, b.body, b.route, r.class, r.due_s - store_now(), p.progress, r.tenant FROM request r
     JOIN request_body b ON b.id = r.id LEFT JOIN request_progress p ON p.id = r.id
     WHERE r.claim = :claim ORDER BY r.seq"""
 NEW_CLAIM: Final = """

@@ -8,6 +8,7 @@ A request in flight when an engine dies becomes a suspect. Suspects are claimed 
 flight together, with nothing beside them, until one dies alone: that one has failed, and no other request with it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,7 @@ from sloserve.fleet.store import request_sql as sql
 from sloserve.fleet.store.database import Database, Session
 from sloserve.fleet.store.lease import LONGEST_S
 from sloserve.fleet.store.records import Claim, Claimed, DurableRequest, QueuedSums, RequestState, Result
+from sloserve.fleet.store.usage import add_use
 
 MOST_LOST: Final = 10
 """Claims of one request that may lapse, or lose their engine, before it counts as failed: by then something is wrong
@@ -134,7 +136,10 @@ class Requests:
         return Renewed(frozenset(int(claim) for (claim,) in held), frozenset(one for (one,) in cancelled))
 
     def finish(self, results: Sequence[Result]) -> list[bool]:
-        """Keep results, and return for each whether it counts: it does not if another attempt has begun or ended."""
+        """Keep results, and return for each whether it counts: it does not if another attempt has begun or ended.
+
+        What the requests used is added to their tenants' use in the same transaction, so that it is counted once.
+        """
         first = {(r.id, r.attempt): r for r in reversed(results)}  # the first result of an attempt counts
         changes = [
             {"id": r.id, "attempt": r.attempt, "state": r.state.value, "size": len(r.body)} for r in first.values()
@@ -143,6 +148,7 @@ class Requests:
             ended = [first[id, attempt] for id, attempt in session.given(sql.FINISH, changes)]
             session.given(sql.RESULT, [{"id": r.id, "status": r.status, "body": r.body} for r in ended])
             _forget_bodies(session, (r.id for r in ended))
+            _count_use(session, ended)
         counted = {id(r) for r in ended}
         return [id(r) in counted for r in results]
 
@@ -359,6 +365,19 @@ def _claimed(session: Session, claim: int, *, alone: bool) -> Claim | None:
         session.change("DELETE FROM claim WHERE id = :claim", claim=claim)
         return None
     return Claim(claim, tuple(Claimed(*row) for row in found), alone)
+
+
+def _count_use(session: Session, ended: Iterable[Result]) -> None:
+    used: dict[str, Counter[str]] = {}
+    for use in (result.used for result in ended if result.used is not None):
+        used.setdefault(use.tenant, Counter()).update(
+            batch_lines=1,
+            batch_prompt_tokens=use.prompt_tokens,
+            batch_output_tokens=use.output_tokens,
+            batch_engine_ms=use.engine_ms,
+        )
+    if used:
+        add_use(session, used)
 
 
 def _requeue(session: Session, claims: Iterable[int]) -> None:

@@ -115,6 +115,25 @@ def test_lines_are_served_in_the_order_of_the_plan_while_there_is_room(tmp_path:
     run(scenario())
 
 
+def test_lines_state_their_tenant_and_are_in_its_use(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FakeEndpoint("a/0", "m")
+        async with host(tmp_path, door) as a:
+            several = a.line("n2", "p ", body={"n": 2, "max_tokens": 30}, tenant="b")  # is not streamed
+            a.store.requests.accept([a.line("one", "p "), several, a.line("late", "p ", deadline_s=0.0)])
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            await a.until_ended(2)
+            sent = {headers["x-request-id"]: headers["x-tenant-id"] for _, _, headers in door.asked}
+            assert sent == {"one": "t", "n2": "b"}
+            used = {row.tenant: row for row in a.store.usage.since(1)}
+            prompts = {json.loads(row.body or b"{}")["usage"]["prompt_tokens"] for row in a.store.requests.results("b")}
+            assert {row.batch_prompt_tokens for row in used.values()} == prompts
+            assert [used[name].batch_output_tokens for name in "tb"] == [20, 30]
+            assert [used[name].batch_lines for name in "tb"] == [1, 1]
+
+    run(scenario())
+
+
 def test_lines_leave_places_to_streams(tmp_path: Path) -> None:
     async def scenario() -> None:
         door = FakeEndpoint("a/0", "m", room=6, step_s=0.05)
@@ -621,7 +640,7 @@ def test_a_store_that_fails_for_long_is_logged_once(
 
 @pytest.mark.parametrize(("route", "states"), [(COMPLETIONS, True), (CHAT, True), ("/v1/embeddings", False)])
 def test_an_engine_is_told_no_slo_on_a_route_where_it_would_refuse_one(route: str, states: bool) -> None:
-    line: Any = SimpleNamespace(claimed=SimpleNamespace(id="x", slo_class="batch"))
+    line: Any = SimpleNamespace(claimed=SimpleNamespace(id="x", tenant="t", slo_class="batch"))
     headers = line_service._headers(line, route, 5.0)
     assert ("x-slo-class" in headers, "x-slo-e2e-ms" in headers) == (states, states)
     assert headers["x-request-id"] == "x"

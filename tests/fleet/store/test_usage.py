@@ -1,6 +1,7 @@
 """Use by tenant and hour in the store, and limits per minute that gateways share through it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.errors import RateLimited, StoreAway
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.shared_use import SharedUse
+from sloserve.fleet.store.records import DurableRequest, LineUse, RequestState, Result
 from sloserve.fleet.store.store import Store as OpenStore
 from sloserve.fleet.store.store import open_store
 from sloserve.fleet.store.usage import HOUR_S, KEPT_HOURS, UsedInHour
@@ -113,6 +115,32 @@ def test_promises_of_all_gateways_are_in_the_rows(opened: OpenStore) -> None:
     assert (row.requests, row.promises_kept, row.promises_broken, row.promises_withdrawn) == (6, 3, 1, 1)
 
 
+def test_lines_of_batches_are_counted_with_their_results_and_against_no_limit_per_minute(opened: OpenStore) -> None:
+    gateways = Gateways(opened, 1, Quota(requests_per_minute=60, tokens_per_minute=1000))
+    gateways.exchange()
+    lines = [DurableRequest(name, "a", "m", "batch", 1, b"{}") for name in ("sent", "lost", "unsent")]
+    opened.requests.accept(lines)
+    claim = opened.requests.claim("agent", 1, 3, 30.0)
+    assert claim is not None and [one.tenant for one in claim.requests] == ["a"] * 3
+    use = LineUse("a", 300, 5_000, 1_500)
+    results = [Result(one.id, one.attempt, RequestState.DONE, 200, b"", use) for one in claim.requests]
+    results[1] = replace(results[1], attempt=2)  # another agent's by now
+    results[2] = replace(results[2], used=None, state=RequestState.EXPIRED)
+    assert opened.requests.finish(results) == [True, False, True]
+    assert opened.requests.finish(results) == [False] * 3
+    gateways.exchange()
+    assert gateways.admitted(0, 10) == 10
+    gateways.exchange()
+    (row,) = opened.usage.since(1)
+    assert (row.requests, row.prompt_tokens, row.output_tokens) == (10, 0, 0)
+    assert (row.batch_lines, row.batch_prompt_tokens, row.batch_output_tokens, row.batch_engine_ms) == (
+        1,
+        300,
+        5_000,
+        1_500,
+    )
+
+
 def test_what_could_not_be_added_is_added_later(opened: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     gateways = Gateways(opened, 2, Quota(requests_per_minute=60))
     gateways.exchange()
@@ -132,19 +160,25 @@ def test_what_could_not_be_added_is_added_later(opened: OpenStore, monkeypatch: 
     assert opened.usage.since(1)[0].requests == 40
 
 
-ROWS = [UsedInHour("acme", 1_700_000_000 // HOUR_S * HOUR_S, 3, 20, 100, 2, 1), UsedInHour("b", 0, 1, 2, 3)]
+ROWS = [
+    UsedInHour("acme", 1_700_000_000 // HOUR_S * HOUR_S, 3, 20, 100, 2, 1, 0, 7, 70, 700, 1500),
+    UsedInHour("b", 0, 1, 2, 3),
+]
 
 
 def test_rows_as_text() -> None:
     assert as_text(ROWS, "table").splitlines() == [
         "hour               tenant  requests  prompt_tokens  output_tokens  promises_kept  promises_broken  "
-        "promises_withdrawn",
-        "2023-11-14T22:00Z  acme    3         20             100            2              1                0",
-        "1970-01-01T00:00Z  b       1         2              3              0              0                0",
+        "promises_withdrawn  batch_lines  batch_prompt_tokens  batch_output_tokens  batch_engine_ms",
+        "2023-11-14T22:00Z  acme    3         20             100            2              1                "
+        "0                   7            70                   700                  1500",
+        "1970-01-01T00:00Z  b       1         2              3              0              0                "
+        "0                   0            0                    0                    0",
     ]
     assert as_text(ROWS, "csv").splitlines()[:2] == [
-        "hour,tenant,requests,prompt_tokens,output_tokens,promises_kept,promises_broken,promises_withdrawn",
-        "2023-11-14T22:00Z,acme,3,20,100,2,1,0",
+        "hour,tenant,requests,prompt_tokens,output_tokens,promises_kept,promises_broken,promises_withdrawn,"
+        "batch_lines,batch_prompt_tokens,batch_output_tokens,batch_engine_ms",
+        "2023-11-14T22:00Z,acme,3,20,100,2,1,0,7,70,700,1500",
     ]
     assert json.loads(as_text(ROWS, "json"))[1] == {
         "hour": "1970-01-01T00:00Z",
@@ -155,6 +189,10 @@ def test_rows_as_text() -> None:
         "promises_kept": 0,
         "promises_broken": 0,
         "promises_withdrawn": 0,
+        "batch_lines": 0,
+        "batch_prompt_tokens": 0,
+        "batch_output_tokens": 0,
+        "batch_engine_ms": 0,
     }
 
 
@@ -169,4 +207,4 @@ def test_the_command_prints_the_rows_of_a_fleets_store(tmp_path: Path) -> None:
     store.close()
     shown = CliRunner().invoke(app, ["fleet", "usage", str(file), "--state", str(tmp_path / "state"), "--csv"])
     assert shown.exit_code == 0, shown.exception
-    assert shown.output.splitlines()[1].endswith(",acme,1,2,3,0,0,0")
+    assert shown.output.splitlines()[1].endswith(",acme,1,2,3" + ",0" * 7)
