@@ -13,7 +13,7 @@ from sloserve.cli.root import app
 def configs(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Copy these examples; none: list all.", show_default=False),
+        typer.Argument(metavar="NAME", help="Copy these examples; none: list all.", show_default=False),
     ] = None,
     to: Annotated[
         Path | None, typer.Option(help="Copy into this folder, all examples if none is named.", show_default=False)

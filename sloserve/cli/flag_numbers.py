@@ -13,7 +13,7 @@ _READERS: dict[str, Callable[[str], float]] = {"int": numbers.whole, "integer": 
 def read_strictly(command: Any) -> Any:
     """Return ``command`` with its flags, and the flags of its subcommands, reading numbers by our rule."""
     for parameter in command.params:
-        reader = _READERS.get(_kind(parameter))
+        reader = _READERS.get(kind_of(parameter))
         if reader is not None and not hasattr(parameter, "reads_strictly"):
             parameter.process_value, parameter.reads_strictly = _strict(parameter, reader), True
     for below in getattr(command, "commands", {}).values():
@@ -21,7 +21,7 @@ def read_strictly(command: Any) -> Any:
     return command
 
 
-def _kind(parameter: Any) -> str:
+def kind_of(parameter: Any) -> str:
     """Return the name of the type of a parameter's values, with a Typer that has its own types or click's."""
     described = getattr(parameter, "type_descriptor", None)
     if described is not None:

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 import sloserve
 from sloserve.cli.flag_numbers import read_strictly
 from sloserve.cli.registered import import_commands
+from sloserve.cli.value_names import name_values
 from sloserve.core.errors import ConfigError
 from sloserve.core.extras import explained
 from sloserve.core.json_lines import lines_of
@@ -52,7 +53,7 @@ class OneLine(TyperGroup):
 
     def get_command(self, *args: Any, **named: Any) -> Any:
         command = super().get_command(*args, **named)
-        return None if command is None else read_strictly(command)
+        return None if command is None else name_values(read_strictly(command))
 
     def make_context(self, *args: Any, **named: Any) -> Any:
         try:

@@ -11,7 +11,7 @@ from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
 from sloserve.core.nearest import did_you_mean
 from sloserve.core.request import WorkloadRequest
-from sloserve.core.slo import SLO, Targets
+from sloserve.core.slo import MAX_TARGET_S, SLO, Targets
 
 KEYS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}
 """vLLM's names, and ours."""
@@ -79,14 +79,13 @@ def _targets(flag: str, pairs: Sequence[str], text: str) -> Targets:
             raise ConfigError(f"{flag}: {key} is given twice in {text!r}")
         try:
             found[KEYS[key]] = numbers.number(value) / 1e3
+            Targets(**{KEYS[key]: found[KEYS[key]]})
         except ValueError:
-            raise ConfigError(f"{flag}: {key}: {value!r} is not a number of milliseconds") from None
+            limit = f"a number of milliseconds above 0, at most {MAX_TARGET_S * 1e3:.0f}"
+            raise ConfigError(f"{flag}: {key}: {value!r} is not {limit}") from None
     if not found:
         raise ConfigError(f"{flag}: {text!r} names no target; known: {', '.join(KEYS)}")
-    try:
-        return Targets(**found)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {error} seconds") from None
+    return Targets(**found)
 
 
 def _list(names: Iterable[str]) -> str:

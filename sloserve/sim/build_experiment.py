@@ -2,6 +2,7 @@
 
 from typing import Final, cast
 
+from sloserve.cli.flag_errors import about_flag, named_as_flags
 from sloserve.core import numbers as numbers_of_text
 from sloserve.core.errors import ConfigError
 from sloserve.engine.virtual.drafts import ACCEPTANCE, ROUND_SHARE, Drafts, spread_of
@@ -43,9 +44,11 @@ def build_experiment(options: SimulateOptions) -> Experiment:
             rate_scale = 1.0
         else:
             load = ",".join(f"{x:g}" for x in DEFAULT_LOADS)
-    profile = load_profile(options.profile)
+    with about_flag("--profile"):
+        profile = load_profile(options.profile)
     if options.known_profile is not None:
-        load_profile(options.known_profile)  # an unknown one fails here
+        with about_flag("--known-profile"):
+            load_profile(options.known_profile)  # an unknown one fails here
     return Experiment(
         workload=source,
         profile=profile,
@@ -91,22 +94,24 @@ def _engine_settings(options: SimulateOptions, profile: Profile, *, prefix_cachi
     context = sizes.pop("max_model_len")
     if context < 1:
         raise ConfigError(f"--max-model-len: {context} tokens is not at least 1")
-    drafts = _drafts(options)
+    with named_as_flags():
+        drafts = _drafts(options)
     if drafts is not None and prefix_caching:
         raise ConfigError(
             "--num-speculative-tokens: prompts of the workload share blocks, and drafts are not modelled beside a "
             "prefix cache; give a workload without shared prompts, or no drafts"
         )
-    return EngineSettings.of_profile(
-        profile,
-        **sizes,
-        max_model_len=context,
-        swap_space_gib=options.swap_space_gib,
-        link_gb_per_s=options.link_gb_per_s,
-        swapping=cast(Swapping, options.swapping),  # refused there if it is another word
-        enable_prefix_caching=prefix_caching,
-        drafts=drafts,
-    )
+    with named_as_flags():
+        return EngineSettings.of_profile(
+            profile,
+            **sizes,
+            max_model_len=context,
+            swap_space_gib=options.swap_space_gib,
+            link_gb_per_s=options.link_gb_per_s,
+            swapping=cast(Swapping, options.swapping),  # refused there if it is another word
+            enable_prefix_caching=prefix_caching,
+            drafts=drafts,
+        )
 
 
 def _drafts(options: SimulateOptions) -> Drafts | None:

@@ -109,12 +109,9 @@ class Experiment:
     def __post_init__(self) -> None:
         if sum(axis is not None for axis in (self.loads, self.rps, self.rate_scale)) != 1:
             raise ConfigError("give one of --load, --rps and --rate-scale")
-        axis = self.loads or self.rps or ((self.rate_scale,) if self.rate_scale is not None else ())
-        for value in axis:
-            if not 0 < value < float("inf"):
-                raise ConfigError(f"load: {value} is not a positive number")
-        if not axis or len(set(axis)) != len(axis):
-            raise ConfigError("load: give at least one value, each once")
+        _check_axis("--load", self.loads)
+        _check_axis("--rps", self.rps)
+        _check_axis("--rate-scale", None if self.rate_scale is None else (self.rate_scale,))
         if not 1e-6 <= self.plan_share <= 1.0:
             raise ConfigError(f"--plan-share: {self.plan_share} is not within 1e-06..1")
         if not 0.0 <= self.plan_cost < float("inf"):
@@ -123,9 +120,11 @@ class Experiment:
         if self.engine_kind not in ENGINE_KINDS:
             raise ConfigError(f"--engine: {self.engine_kind!r} is not one of {', '.join(ENGINE_KINDS)}")
         if not self.seeds:
-            raise ConfigError("seeds: give at least one")
+            raise ConfigError("--seeds: there is none; give at least one")
         if len(set(self.policies)) != len(self.policies):
-            raise ConfigError(f"policy: {', '.join(self.policies)} names a policy twice")
+            raise ConfigError(f"--policy: {', '.join(self.policies)} names a policy twice; name each once")
+        if not self.policies:
+            raise ConfigError("--policy, --admission: name at least one of each, as in stock,edf and none")
         for name in self.policies:
             run = RunName.parse(name)
             parse_admission(run.admission)
@@ -160,6 +159,22 @@ class Run:
         """Return the figures of the run, see :func:`~sloserve.sim.report.summary.summarize`."""
         point = self.point
         return summarize(self.log, policy=self.policy, seed=point.seed, rps=point.rps, load=point.load)
+
+
+def _check_axis(flag: str, values: Sequence[float] | None) -> None:
+    """Check the values of a load. Raises: ConfigError for a value that is no rate, or is there twice.
+
+    Args:
+        flag: The flag that states them.
+        values: The values; ``None`` if another flag states the load.
+    """
+    if values is None:
+        return
+    for value in values:
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{flag}: {value:g} is not a number above 0")
+    if not values or len(set(values)) != len(values):
+        raise ConfigError(f"{flag}: {','.join(f'{value:g}' for value in values)}: give at least one value, each once")
 
 
 def capacity_rps(experiment: Experiment, log: RunLog) -> float:

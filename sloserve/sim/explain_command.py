@@ -22,7 +22,7 @@ def explain(
     request: Annotated[
         str | None,
         typer.Argument(
-            metavar="[REQUEST]",
+            metavar="REQUEST",
             help="The request as `sloserve top`, the live page and --late name it: RANK-NUMBER, or its number alone.",
             show_default=False,
         ),

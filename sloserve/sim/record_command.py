@@ -27,7 +27,7 @@ FolderFlag = Annotated[
     typer.Option("--folder", help="Folder of recordings. Default: sloserve/recordings in your folder of state."),
 ]
 NameArgument = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Name of a recording. Default: the latest.", show_default=False)
+    str | None, typer.Argument(metavar="NAME", help="Name of a recording. Default: the latest.", show_default=False)
 ]
 
 

@@ -1,5 +1,7 @@
 """The help: commands under headings, each with a whole sentence in one line of 80 columns."""
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from sloserve.cli import app
+from sloserve.cli.registered import import_commands
 from sloserve.cli.root import Root
 
 
@@ -34,6 +37,26 @@ def test_no_sentence_of_the_help_is_cut_or_broken_at_80_columns(path: tuple[str,
         said = line.split(maxsplit=1)[1]
         assert said.endswith(".") and command.help.startswith(said), line
         assert said[0].isupper() and len(line) <= 80
+
+
+def every_command(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, one in group.commands.items():
+        yield (*path, name)
+        yield from every_command(one, (*path, name)) if hasattr(one, "commands") else ()
+
+
+import_commands()
+
+
+@pytest.mark.parametrize("path", [(), *every_command(typer.main.get_command(app))], ids=" ".join)
+def test_no_help_shows_types_or_values_of_python(path: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"})
+    assert shown.exit_code == 0 and "--help" in shown.output
+    assert not re.findall(r"<\w+(?:\[.*?\]| range)?>", shown.output), "a type"
+    assert not re.findall(r"\| None|\bNone\b|\btyping\.|\blist\[|\bdict\[|PosixPath|\w\.[A-Z]{2,}\]", shown.output)
+    assert not re.findall(
+        r"\[\[|\{FILE\.\.\.\}|\]\.\.\.\]", shown.output.partition("\n\n")[0].replace("[MODEL [", "")
+    ), "brackets"
 
 
 def test_a_command_of_others_is_listed_under_the_last_heading(monkeypatch: pytest.MonkeyPatch) -> None:

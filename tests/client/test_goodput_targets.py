@@ -37,7 +37,7 @@ def test_what_no_flag_names_is_judged_by_the_workload() -> None:
         (["e2e:500"], [], "--goodput: 'e2e' is not a known key; known: ttft, tpot, e2el"),
         (["ttft=500"], [], "--goodput: 'ttft=500' is not of the form key:milliseconds"),
         (["ttft:fast"], [], "--goodput: ttft: 'fast' is not a number of milliseconds"),
-        (["ttft:0"], [], "--goodput: ttft_s: 0.0 is not a positive number"),
+        (["ttft:0"], [], "--goodput: ttft: '0' is not a number of milliseconds above 0, at most 604800000"),
         (["ttft:1", "ttft:2"], [], "--goodput: ttft is given twice"),
         ([], ["ttft:500"], "--goodput-class: 'ttft:500' is not of the form class="),
         ([], ["chat="], "--goodput-class: 'chat=' names no target"),

@@ -77,7 +77,7 @@ def router_quality(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             help="Folders or samples_*.jsonl of lm_eval --log_samples, or JSON with model, task and score.",
             show_default=False,
         ),

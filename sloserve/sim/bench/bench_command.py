@@ -17,7 +17,7 @@ from sloserve.sim.report.output_flags import OutputFlags
 def bench(
     options: BenchOptions,
     output: OutputFlags,
-    more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="[KEY:MS]")] = None,
+    more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="KEY:MS")] = None,
 ) -> None:
     """Send a workload to a server and measure its service.
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from sloserve.cli.flag_errors import about_flag
 from sloserve.client.goodput_targets import Goodput, parse_goodput
 from sloserve.client.http_clients import host_of
 from sloserve.client.payload import Api, PayloadSettings
@@ -201,7 +202,7 @@ def build_bench(options: BenchOptions) -> Bench:
         replay=ReplaySettings(options.max_concurrency, options.timeout),
         goodput=parse_goodput(options.goodput or (), options.goodput_class or ()),
         slo_sent=stated,
-        profile=None if options.profile is None else load_profile(options.profile),
+        profile=_profile(options.profile),
         tasks=tasks,
         needs_token_ids=tasks is not None and options.prompt == "tokens",
     )
@@ -245,6 +246,8 @@ def _check_ranges(options: BenchOptions) -> None:
         value = getattr(options, name)
         if value is not None and value < least:
             raise ConfigError(f"--{name.replace('_', '-')}: {value} is not a whole number >= {least}")
+    if options.rate_scale is not None and not 0.0 < options.rate_scale < float("inf"):
+        raise ConfigError(f"--rate-scale: {options.rate_scale:g} is not a number above 0")
     if not 0.0 <= options.ramp < float("inf"):
         raise ConfigError(f"--ramp: {options.ramp} is not a number of seconds >= 0")
     if not 0.0 < options.timeout < float("inf"):
@@ -272,6 +275,13 @@ def _one_of(flag: str, text: str, kind: Any) -> Any:
     if text not in list(kind):
         raise ConfigError(f"{flag}: {text!r} is not one of {', '.join(kind)}")
     return kind(text)
+
+
+def _profile(name: str | None) -> Profile | None:
+    if name is None:
+        return None
+    with about_flag("--profile"):
+        return load_profile(name)
 
 
 def _rates(text: str | None) -> tuple[float, ...] | None:

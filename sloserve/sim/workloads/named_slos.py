@@ -1,6 +1,7 @@
 """SLO assignments by name, so that ``--slo reading`` gives any workload or trace the expectations of Andes's users."""
 
 import math
+from pathlib import Path
 
 from sloserve.core import numbers
 from sloserve.core.errors import ConfigError
@@ -44,7 +45,12 @@ def find_slos(name_or_path: str) -> SLOAssignment:
     name, colon, options = name_or_path.partition(":")
     if colon and name == SCALED:
         return _scaled(name_or_path, options)
-    return NAMED_SLOS.get(name_or_path) or read_slo_file(name_or_path)
+    if name_or_path in NAMED_SLOS:
+        return NAMED_SLOS[name_or_path]
+    if not Path(name_or_path).exists():
+        known = ", ".join((*NAMED_SLOS, SCALED))
+        raise ConfigError(f"--slo: {name_or_path!r} is not one of {known}, and there is no file of this name")
+    return read_slo_file(name_or_path)
 
 
 def _scaled(text: str, options: str) -> SLOAssignment:

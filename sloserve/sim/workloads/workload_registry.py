@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sloserve.cli.flag_errors import about_flag
 from sloserve.core.errors import ConfigError
 from sloserve.core.nearest import did_you_mean
 from sloserve.core.request import WorkloadRequest
@@ -293,7 +294,8 @@ def _named_workload(options: TrafficOptions) -> Workload:
             raise ConfigError("--tokenizer counts the texts of a --trace; --workload has none")
         if options.trace_format is not None or options.trace_block_tokens is not None:
             raise ConfigError("--trace-format and --trace-block-tokens say how a --trace is read; --workload has none")
-        return workload(str(options.workload))
+        with about_flag("--workload"):
+            return workload(str(options.workload))
     has_rate = options.rps is not None or getattr(options, "load", None) is not None
     count = token_counter(options.tokenizer)
     return trace_workload(
