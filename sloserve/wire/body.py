@@ -38,6 +38,10 @@ BYTES_PER_TOKEN = 4
 """Usual bytes of a token in an English prompt."""
 LENGTH_HINT = "nvext.agent_hints.osl"
 """Field in which Dynamo's clients state the expected length of the output: a hint, which states no SLO."""
+PRIORITY_HINT = "nvext.agent_hints.priority"
+"""Field in which Dynamo's clients state a priority, higher is earlier; the settings may map it to a class."""
+_MAX_PRIORITY = 2**31 - 1
+"""Dynamo's priority has 32 bits."""
 
 _FORM = b"multipart/form-data"
 _FORM_FIELD = re.compile(rb'name="?slo["\[;\s]')
@@ -74,6 +78,7 @@ class BodyFields:
         xargs: Entries of ``vllm_xargs`` that state an SLO; vLLM passes no ``vllm_xargs`` on for a beam search.
         sessions: Values that may name a task, by :data:`sloserve.wire.tasks.BODY_ALIASES`.
         is_search: Whether it asks for a beam search, which calls the engine for each beam and token.
+        priority: The priority by Dynamo's hint, higher is earlier; ``None`` without one.
     """
 
     fields: dict[str, Field] = field(default_factory=dict)
@@ -83,6 +88,7 @@ class BodyFields:
     xargs: dict[str, Any] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
     is_search: bool = False
+    priority: int | None = None
 
 
 def read_body(body: bytes, content_type: bytes = b"application/json") -> BodyFields:
@@ -111,9 +117,12 @@ def fields_of(read: Body) -> BodyFields:
         if not isinstance(read.service_tier, str):
             raise InvalidRequest("service_tier", read.service_tier, "a string")
         found.tier = read.service_tier
-    length = _expected_length(read.nvext)
-    if length is not None:
-        found.fields["slo_output_tokens"] = Field(LENGTH_HINT, length)
+    hints = read.nvext.get("agent_hints") if isinstance(read.nvext, dict) else None
+    if isinstance(hints, dict):
+        length = _hinted(hints, "osl", 1, MAX_OUTPUT_TOKENS)
+        if length is not None:
+            found.fields["slo_output_tokens"] = Field(LENGTH_HINT, length)
+        found.priority = _hinted(hints, "priority", -_MAX_PRIORITY, _MAX_PRIORITY)
     if isinstance(read.vllm_xargs, dict):
         found.xargs = stating_keys(read.vllm_xargs)
     found.is_search = read.use_beam_search is True
@@ -136,13 +145,12 @@ def fields_of(read: Body) -> BodyFields:
     return found
 
 
-def _expected_length(nvext: Any) -> int | None:
-    """Return the output's length in tokens by Dynamo's agent hints; an impossible hint is ignored."""
-    hints = nvext.get("agent_hints") if isinstance(nvext, dict) else None
-    length = hints.get("osl") if isinstance(hints, dict) else None
-    if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= MAX_OUTPUT_TOKENS:
+def _hinted(hints: dict[str, Any], name: str, least: int, most: int) -> int | None:
+    """Return a whole number of Dynamo's agent hints; a value of another type, or out of range, is ignored."""
+    value = hints.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         return None
-    return length
+    return value
 
 
 @functools.cache

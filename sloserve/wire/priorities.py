@@ -1,4 +1,4 @@
-"""Classes for the priorities that other routers' headers state, such as Dynamo's number and SMG's word.
+"""Classes for the priorities that other routers' requests state, such as Dynamo's number and SMG's word.
 
 A table maps values of one header to classes. If all its keys are whole numbers, the header's value is a number, and the
 largest key that is not above it counts; else the value is a word, compared without regard to case. A value that the
@@ -12,6 +12,8 @@ from typing import Final
 
 NUMBER: Final = re.compile(r"[+-]?[0-9]{1,10}")
 """A priority as a number: Dynamo's has 32 bits."""
+DYNAMO: Final = "x-dynamo-request-priority"
+"""Dynamo's header; its table holds for the same number in the body, too."""
 
 
 class PriorityTable:
@@ -45,6 +47,11 @@ class PriorityHeaders:
     def names(self) -> frozenset[bytes]:
         """The names of the headers, as ASGI has them."""
         return frozenset(name.encode("latin-1", "replace") for name in self._tables)
+
+    def class_of_hint(self, priority: int) -> str | None:
+        """Return the class for a priority that Dynamo's hint in the body states; ``None`` if the setting maps none."""
+        table = self._tables.get(DYNAMO)
+        return None if table is None else table.class_of(str(priority))
 
     def find(self, stated: Mapping[str, str]) -> tuple[str, str] | None:
         """Return the first header that stands for a class, with the class; ``None`` if none does.

@@ -1,9 +1,9 @@
 """One SLO out of all statements of a request: header over body over service tier over the default class.
 
 A gateway's objective stands for a header that names a class, where no header does; so does a priority that another
-router's header states. A tenant that is held to a class may ask for nothing more urgent: neither a class, nor a target
-that is tighter than the target of its class or that its class does not have, nor a deadline of a task, nor a
-``priority`` ahead of vLLM's default.
+router's header states. Dynamo's hint of a priority in the body comes before the service tier. A tenant that is held to
+a class may ask for nothing more urgent: neither a class, nor a target that is tighter than the target of its class or
+that its class does not have, nor a deadline of a task, nor a ``priority`` ahead of vLLM's default.
 
 The result is written as the flat ``slo_*`` keys of ``vllm_xargs``, the one form that reaches the engine, so that there
 is a single reader of values (:mod:`sloserve.wire.xargs`) and the engine cannot tell how an SLO was stated.
@@ -16,7 +16,7 @@ from typing import Any
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.slo import SLO, ClassTable, SLOClass, Targets
-from sloserve.wire.body import BodyFields
+from sloserve.wire.body import PRIORITY_HINT, BodyFields
 from sloserve.wire.headers import Field, HeaderFields, HeaderRules, read_headers
 from sloserve.wire.priorities import PriorityHeaders
 from sloserve.wire.tasks import DEFAULT_ALIASES, StatedTask, overlaid, stated_task, without_task
@@ -122,6 +122,8 @@ def resolve(
         stated[CLASS] = named
     stated = overlaid(stated, headers.fields)
     task = stated_task(without_task(stated), rules.task_aliases, headers, body.sessions)
+    if body.priority is not None and (hinted := rules.priorities.class_of_hint(body.priority)) is not None:
+        stated.setdefault(CLASS, Field(PRIORITY_HINT, hinted))
     if body.tier is not None:
         stated.setdefault(CLASS, Field("service_tier", _class_of_tier(rules, body.tier)))
     if rules.unknown_to_default and CLASS in stated and stated[CLASS].value not in rules.classes.names:

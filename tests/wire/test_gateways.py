@@ -194,6 +194,39 @@ def test_priorities_of_other_routers_stand_for_classes(
     assert found.slo.slo_class.name == name
 
 
+@pytest.mark.parametrize(
+    ("headers", "body", "priority", "name"),
+    [
+        ({}, {}, 10, "priority"),
+        ({}, {}, 7, "interactive"),
+        ({}, {}, -1, "background"),
+        ({}, {"service_tier": "priority"}, -1, "background"),
+        ({}, {"slo": {"class": "interactive"}}, 10, "interactive"),
+        ({}, {"vllm_xargs": {"slo_class": "interactive"}}, 10, "interactive"),
+        ({"x-slo-class": "background"}, {}, 10, "background"),
+        ({"x-dynamo-request-priority": "-1"}, {}, 10, "background"),
+        ({"x-dynamo-request-priority": "?"}, {}, 10, "priority"),
+        ({"x-tenant-id": "trial"}, {}, 10, "batch"),  # held to its class
+        ({}, {}, -101, "batch"),  # the others are no priority, and have no effect
+        ({}, {}, 2**31 - 1, "priority"),
+        ({}, {}, 2**31, "batch"),
+        ({}, {}, -(10**30), "batch"),
+        ({}, {}, True, "batch"),
+        ({}, {}, 10.0, "batch"),
+        ({}, {}, "10", "batch"),
+        ({}, {}, [10], "batch"),
+        ({}, {}, None, "batch"),
+    ],
+)
+def test_dynamos_priority_in_the_body_stands_for_a_class(
+    headers: dict[str, str], body: dict[str, Any], priority: Any, name: str
+) -> None:
+    hinted = body | {"nvext": {"agent_hints": {"priority": priority}}}
+    _, found = read(headers, hinted, priority_headers=PRIORITIES, default_class="batch")
+    assert found.slo.slo_class.name == name
+    assert read({}, {"nvext": {"agent_hints": {"priority": priority}}})[1].slo == read({}, {})[1].slo, "not mapped"
+
+
 def test_priorities_have_no_effect_unless_they_are_mapped() -> None:
     assert read({"x-smg-priority": "bulk", "x-dynamo-request-priority": "1"}, {})[1].slo == read({}, {})[1].slo
 
