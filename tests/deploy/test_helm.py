@@ -176,6 +176,10 @@ def test_servers_are_added_by_a_gauge_of_ours_that_prometheus_can_read(metrics_t
         (["--set", "replicas=two"], "replicas"),
         (["--set", "sharedMemory=2GB"], "sharedMemory"),
         (["--set", "alerts.objectives.interactive=99"], "objectives"),
+        (["--set", "settings.polcy=edf"], "polcy"),
+        (["--set", "settings.plan_share=2"], "plan_share"),
+        (["--set", "settings.admission.mode=cup"], "admission"),
+        (["--set", "settings.classes.interactive.ttft_ms=-1"], "ttft_ms"),
         (["--set", "replicas=2"], "set modelCache.accessModes to [ReadWriteMany], or modelCache.enabled to false"),
     ],
 )

@@ -25,6 +25,7 @@ from tests.docs.pages import ROOT
 
 KINDS = registered.names(registered.SCHEMAS)
 FOLDER = ROOT / "configs" / "schemas"
+CHART_SCHEMA = ROOT / "deploy" / "helm" / "sloserve" / "values.schema.json"
 EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
 SHIPPED = {
     "profile": sorted(
@@ -55,6 +56,31 @@ def test_a_schema_is_what_the_code_makes(kind: str, update_docs: bool) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(schema_text(kind))
     assert path.read_text() == schema_text(kind), "run pytest tests/docs --update-docs"
+
+
+def _without_texts(value: Any) -> Any:
+    """Return a schema without its descriptions, which helm shows nobody."""
+    if isinstance(value, dict):
+        return {key: _without_texts(of) for key, of in value.items() if key != "description" or not isinstance(of, str)}
+    return [_without_texts(of) for of in value] if isinstance(value, list) else value
+
+
+def chart_schema(written: str) -> str:
+    """Return the chart's schema: what is written by hand in it, and after that the definitions of the settings."""
+    settings = _without_texts(json.loads(schema_text("settings")))
+    definitions = settings.pop("definitions") | {"settings": {key: settings[key] for key in settings if key[0] != "$"}}
+    by_hand, _, _ = written.partition(',\n    "settings of sloserve follow": true')
+    generated = "".join(f',\n    "{name}": {json.dumps(of)}' for name, of in sorted(definitions.items()))
+    return f'{by_hand},\n    "settings of sloserve follow": true{generated}\n  }}\n}}\n'
+
+
+def test_the_chart_s_schema_has_the_settings(update_docs: bool) -> None:
+    """helm refuses a wrong setting before anything is applied."""
+    if update_docs:
+        CHART_SCHEMA.write_text(chart_schema(CHART_SCHEMA.read_text()))
+    text = CHART_SCHEMA.read_text()
+    assert text == chart_schema(text), "run pytest tests/docs --update-docs"
+    assert json.loads(text)["properties"]["settings"] == {"$ref": "#/definitions/settings"}
 
 
 def test_the_command_prints_them_and_names_the_kinds() -> None:
