@@ -1,6 +1,6 @@
 """Search for how much of a waiting request the prefix cache holds, which looks at a few blocks instead of all."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 
 def blocks_hit(is_cached: Callable[[int], object], most: int, before: int) -> int:
@@ -36,7 +36,12 @@ def blocks_hit(is_cached: Callable[[int], object], most: int, before: int) -> in
 
 
 def is_unchanged(
-    is_cached: Callable[[int, int], object], kinds: int, whole: Iterable[int], most: int, before: int
+    is_cached: Callable[[int, int], object],
+    kinds: int,
+    whole: Iterable[int],
+    most: int,
+    before: int,
+    dropping: Collection[int] = (),
 ) -> bool:
     """Return whether a hit that layers of several kinds agreed on still exists and cannot be longer.
 
@@ -47,9 +52,11 @@ def is_unchanged(
             number.
         kinds: Number of kinds of layers.
         whole: Kinds that keep all tokens: the cache has none of their blocks after the first that it lacks.
-        most: Most blocks that a hit may have.
+        most: Most blocks that may be looked up, the dropped block included.
         before: Blocks of the hit, above 0.
+        dropping: Kinds that leave out the last block of a prefix, since a draft head wants it computed again.
     """
-    if not all(is_cached(kind, before - 1) for kind in range(kinds)):
+    found = [before + (kind in dropping) for kind in range(kinds)]
+    if not all(is_cached(kind, blocks - 1) for kind, blocks in enumerate(found)):
         return False
-    return before >= most or any(not is_cached(kind, before) for kind in whole)
+    return before + bool(dropping) >= most or any(not is_cached(kind, found[kind]) for kind in whole)

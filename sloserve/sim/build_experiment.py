@@ -95,13 +95,6 @@ def _engine_settings(options: SimulateOptions, profile: Profile, *, prefix_cachi
     if context < 1:
         raise ConfigError(f"--max-model-len: {context} tokens is not at least 1")
     with named_as_flags():
-        drafts = _drafts(options)
-    if drafts is not None and prefix_caching:
-        raise ConfigError(
-            "--num-speculative-tokens: prompts of the workload share blocks, and drafts are not modelled beside a "
-            "prefix cache; give a workload without shared prompts, or no drafts"
-        )
-    with named_as_flags():
         return EngineSettings.of_profile(
             profile,
             **sizes,
@@ -110,7 +103,7 @@ def _engine_settings(options: SimulateOptions, profile: Profile, *, prefix_cachi
             link_gb_per_s=options.link_gb_per_s,
             swapping=cast(Swapping, options.swapping),  # refused there if it is another word
             enable_prefix_caching=prefix_caching,
-            drafts=drafts,
+            drafts=_drafts(options),
         )
 
 

@@ -78,6 +78,11 @@ def keeps_all_tokens(group: Any) -> bool:
     return type(group.kv_cache_spec) in _WHOLE_CONTEXT
 
 
+def keeps_states(group: Any) -> bool:
+    """Return whether the layers of a group of vLLM's are Mamba layers, which keep states."""
+    return type(group.kv_cache_spec) is MambaSpec
+
+
 def shares_prefixes(group: Any) -> bool:
     """Return whether the prefix cache keeps blocks of this group of vLLM's; of a ring it keeps none."""
     return bool(group.kv_cache_spec.prefix_cacheable)

@@ -12,7 +12,7 @@ from sloserve.core.rows import COLUMNS
 from sloserve.core.slo import DEFAULT_CLASSES, SLO, Targets
 from sloserve.core.stated import StatedSLO
 from sloserve.engine.kept_elsewhere import LOOKUPS
-from sloserve.engine.prefix_hit import blocks_hit
+from sloserve.engine.prefix_hit import blocks_hit, is_unchanged
 from sloserve.engine.request_table import RequestTable
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.virtual.engine_settings import EngineSettings
@@ -38,6 +38,18 @@ def test_the_search_finds_what_a_walk_would(cached: int, most: int, before: int)
     asked.clear()
     blocks_hit(is_cached, most, min(cached, most))
     assert len(asked) <= 2  # nothing has changed
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(0, 12), st.booleans(), st.integers(1, 12))
+def test_a_hit_that_is_unchanged_is_what_a_walk_would_find(
+    cached: list[int], most: int, drops: bool, before: int
+) -> None:
+    """All layers keep all tokens; with a draft head each gives up the last block of what it has."""
+    every = range(len(cached))
+    longest = max(min([*cached, most]) - drops, 0)
+    unchanged = is_unchanged(lambda kind, i: i < cached[kind], len(cached), every, most, before, every if drops else ())
+    assert not unchanged or before == longest or before + drops > most
+    assert unchanged or before != longest
 
 
 class Cached:

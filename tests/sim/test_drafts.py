@@ -7,6 +7,7 @@ import pytest
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ConfigError
+from sloserve.core.kernels.kv_layout import KVGroups
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.step_clock import StepClock
@@ -71,16 +72,18 @@ def test_lookahead_slots_are_part_of_the_layout() -> None:
     assert engine.layout.held(np.array([14]), np.array([0])).tolist() == [2]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"enable_prefix_caching": True}, "drafts are not modelled beside a prefix cache"),
-        ({"swap_space_gib": 1.0}, "drafts are not modelled beside swap space"),
-    ],
-)
-def test_what_is_not_modelled_with_drafts_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        replace(ENGINE, drafts=Drafts(3, 0.7), **options)
+def test_n_grams_reserve_no_slots_and_keep_the_last_block() -> None:
+    ngrams = replace(ENGINE, drafts=Drafts(3, 0.7, has_layers=False), enable_prefix_caching=True)
+    assert (ngrams.layout.lookahead_tokens, ngrams.drops_found_block) == (0, False)
+    assert replace(ngrams, drafts=Drafts(3, 0.7)).drops_found_block
+
+
+def test_drafts_that_vllm_does_not_have_are_refused() -> None:
+    chunks = (KVGroups(1, 16), KVGroups(3, 16, chunk_tokens=256))
+    engine = replace(ENGINE, kv_blocks=2000, kv_groups=chunks, drafts=Drafts(3, 0.7))
+    with pytest.raises(ConfigError, match="vLLM has no prefix cache for chunked local attention .* beside a draft"):
+        replace(engine, enable_prefix_caching=True)
+    replace(engine, enable_prefix_caching=True, drafts=Drafts(3, 0.7, has_layers=False))
 
 
 def simulated(**options: object) -> EngineSettings:
@@ -104,13 +107,23 @@ def test_simulate_has_the_drafts_that_its_flags_ask_for() -> None:
         ({"draft_round_share": 0.0}, "--draft-round-share: 0.0 for an engine without drafts"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens: -1 is not a whole number of 1 to 64"),
         ({"num_speculative_tokens": 3, "draft_acceptance": 7.0}, "draft_acceptance: 7.0 is not a probability"),
-        ({"num_speculative_tokens": 3, "profile": "h100-gpt-oss-20b"}, "layers that do not all keep the whole context"),
-        ({"num_speculative_tokens": 3, "swap_space_gib": 1.0}, "drafts are not modelled beside swap space"),
+        (
+            {"num_speculative_tokens": 3, "profile": "h100-granite4-small", "swap_space_gib": 1.0},
+            "Mamba states of draft tokens, which are not swapped",
+        ),
     ],
 )
 def test_simulate_refuses_drafts_that_it_cannot_model(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         simulated(**options)
+
+
+def test_simulate_has_drafts_beside_shared_prompts_swap_space_and_any_layers() -> None:
+    options = SimulateOptions(tasks="react", num_speculative_tokens=3, swap_space_gib=1.0)
+    shared = build_experiment(options).engine
+    assert shared.enable_prefix_caching and shared.drops_found_block
+    states = simulated(profile="h100-granite4-small", num_speculative_tokens=3)
+    assert sorted({one.spare_blocks for one in states.kv_groups}) == [0, 3]
 
 
 @pytest.mark.slow

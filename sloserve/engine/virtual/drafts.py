@@ -47,6 +47,8 @@ class Drafts:
             step reads the weights of the model once, a round the weights of the draft head. Default: EAGLE's head for
             Vicuna 7B has 0.24B parameters (EAGLE paper) and uses the model's output layer of 0.13B: 5.5 % of 6.7B.
         seed: Seed of the acceptance, at least 0; another seed draws another acceptance for the same request ids.
+        has_layers: Whether layers with KV of their own draft (EAGLE, MTP): vLLM then reserves slots for the drafts, and
+            computes the last block again that the prefix cache has of a prompt. n-grams have neither.
 
     Raises:
         ConfigError: a value is outside its range, or no distribution with this mean has the spread.
@@ -57,6 +59,7 @@ class Drafts:
     spread: float = SPREAD
     round_share: float = ROUND_SHARE
     seed: int = 0
+    has_layers: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_tokens <= MOST_DRAFTS:

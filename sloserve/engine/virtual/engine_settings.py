@@ -36,8 +36,7 @@ class EngineSettings:
         swapping: Rule that selects the requests to copy to it instead of computing them again.
         kv_groups: KV cache groups of the model's layers; an empty tuple for one of full attention, with blocks of
             ``block_size``.
-        drafts: Draft tokens of a draft head (EAGLE, MTP), see :class:`~sloserve.engine.virtual.drafts.Drafts`; ``None``
-        for
+        drafts: Draft tokens of speculative decoding, see :class:`~sloserve.engine.virtual.drafts.Drafts`; ``None`` for
             none.
         max_loras: LoRA adapters that may run at once; ``None`` where requests name none.
         async_scheduling: Whether the next step is scheduled while one runs; otherwise it waits for that one's output.
@@ -104,20 +103,17 @@ class EngineSettings:
             )
 
     def _check_drafts(self) -> None:
-        """Raise ConfigError where drafts stand beside a feature with which they are not modelled."""
-        if self.drafts is None:
-            return
-        beside = None
-        if self.enable_prefix_caching:
-            beside = "a prefix cache (enable_prefix_caching)"
-        elif self.swap_space_gib:
-            beside = f"swap space (swap_space_gib: {self.swap_space_gib})"
-        elif not self.layout.is_full:
-            beside = "layers that do not all keep the whole context (kv_groups)"
-        if beside is not None:
-            raise ConfigError(
-                f"num_speculative_tokens: drafts are not modelled beside {beside}; leave out one of the two"
+        """Raise ConfigError where vLLM has no drafts beside what these settings ask for."""
+        if self.drops_found_block and self.enable_prefix_caching and any(one.chunk_tokens for one in self.kv_groups):
+            raise ConfigError(  # as its ChunkedLocalAttentionManager ends the engine at the first request
+                "num_speculative_tokens: vLLM has no prefix cache for chunked local attention (kv_groups with "
+                "chunk_tokens) beside a draft head; leave out the drafts, or the prefix cache (enable_prefix_caching)"
             )
+
+    @property
+    def drops_found_block(self) -> bool:
+        """Whether the last block that the prefix cache has of a prompt is computed again, for the drafts."""
+        return self.drafts is not None and self.drafts.has_layers
 
     @property
     def num_drafts(self) -> int:
@@ -147,6 +143,8 @@ class EngineSettings:
                 f"{', '.join(map(str, sorted(tokens)))} tokens, and compressed caches are not swapped. Give 0"
             )
         groups = tuple(one.groups(max_model_len, caches=caches) for one in profile.kv_cache.groups)
+        if (drafts := sizes.get("drafts")) is not None:
+            groups = tuple(_with_drafts(one, drafts) for one in groups)
         layout, blocks = _admitting(groups, sizes["max_num_batched_tokens"], max_model_len), sizes["kv_blocks"]
         longest = bisect_right(range(1, max_model_len + 1), blocks, key=lambda n: blocks_of_longest(layout, n))
         return cls(**sizes, kv_groups=groups, max_model_len=max(longest, 1))
@@ -165,7 +163,10 @@ class EngineSettings:
         """
         groups = self.kv_groups or (KVGroups(1, self.block_size),)
         layout = _admitting(groups, self.max_num_batched_tokens, self.max_model_len)
-        return replace(layout, lookahead_tokens=self.num_drafts) if self.drafts is not None else layout
+        drafts = self.drafts
+        return (
+            replace(layout, lookahead_tokens=drafts.num_tokens) if drafts is not None and drafts.has_layers else layout
+        )
 
 
 def blocks_of_longest(layout: KVLayout, max_model_len: int) -> int:
@@ -177,6 +178,12 @@ def blocks_of_longest(layout: KVLayout, max_model_len: int) -> int:
     """
     admitted = int(layout.to_admit(np.array([max_model_len]))[0])
     return admitted + sum(one.num_groups * one.states for one in layout.groups)
+
+
+def _with_drafts(groups: KVGroups, drafts: Drafts) -> KVGroups:
+    """Return the groups in an engine with drafts: Mamba layers keep a state of each draft token."""
+    has_states = groups.states or groups.window_tokens == STATE_WINDOW
+    return groups._replace(spare_blocks=drafts.num_tokens) if has_states else groups
 
 
 def _admitting(groups: Sequence[KVGroups], max_num_batched_tokens: int, max_model_len: int) -> KVLayout:

@@ -88,7 +88,8 @@ class KVBlocks:
             loaded: Number of tokens with KV to load, the tokens of ``hit`` included; 0 for a request that loads none.
         """
         whole = blocks_of(tokens, self.block_size)
-        return whole <= self.free and bool(self._wanted(first) <= self.free - reserved)
+        wanted = blocks_of(loaded, self.block_size) if loaded else self._wanted(first)
+        return whole <= self.free and bool(wanted <= self.free - reserved)
 
     def admit(self, index: int, hit: Hit) -> None:
         """Let the request hold the blocks that it found in the cache."""
@@ -99,11 +100,21 @@ class KVBlocks:
         The KV of the request's first ``tokens`` tokens is loaded into these blocks.
         """
         self.admit(index, hit)
-        self.grow(index, tokens)
+        self._take(index, blocks_of(tokens, self.block_size))
 
-    def lacking(self, members: IntArray, tokens: IntArray) -> int:
-        """Return how many blocks requests with KV lack for ``tokens`` tokens each, ``[n]``, before any go back."""
-        return int(np.maximum(blocks_of(tokens, self.block_size) - self._requests.blocks[members], 0).sum())
+    def lacking(self, members: IntArray, tokens: IntArray, ahead: int = 0) -> int:
+        """Return how many blocks requests with KV lack for ``tokens`` tokens each, ``[n]``, before any go back.
+
+        Args:
+            members: Indices of the requests, ``[n]``.
+            tokens: Tokens of each whole request, ``[n]``.
+            ahead: Slots beyond these tokens for drafts.
+        """
+        return int(np.maximum(blocks_of(tokens + ahead, self.block_size) - self._requests.blocks[members], 0).sum())
+
+    def step_blocks(self, tokens: int) -> int:
+        """Return the blocks, over all groups with blocks of tokens, that a step of ``tokens`` tokens may take."""
+        return blocks_of(tokens, self.block_size)
 
     # These methods concern a running request.
 
@@ -139,6 +150,9 @@ class KVBlocks:
         """Give back the blocks that the request no longer needs, and return how many it lacks for ``tokens`` tokens."""
         return max(int(self._wanted(tokens)) - int(self._requests.blocks[index]), 0)
 
+    def settle(self, index: int) -> None:
+        """Give back the blocks that the request no longer needs."""
+
     def has_room(self, index: int, full: int, tokens: int) -> bool:
         """Return whether a request with KV can be held with all its ``full`` tokens, and now with ``tokens``."""
         whole = self.lacking(np.array([index]), np.array([full]))
@@ -146,7 +160,9 @@ class KVBlocks:
 
     def grow(self, index: int, tokens: int) -> None:
         """Give the request the blocks that it lacks for ``tokens`` tokens; they must be free."""
-        count = self.need(index, tokens)
+        self._take(index, self.need(index, tokens))
+
+    def _take(self, index: int, count: int) -> None:
         self.free -= count
         self._requests.blocks[index] += count
 

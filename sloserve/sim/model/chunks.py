@@ -56,11 +56,12 @@ class ChunkEnds:
     Args:
         block_size: Tokens of a block of states.
         most: Token limit of a step, or of a chunk if that is lower.
+        drops: Whether the last block that is found of a prompt is computed again, for a draft head.
     """
 
-    def __init__(self, block_size: int, most: int) -> None:
+    def __init__(self, block_size: int, most: int, *, drops: bool = False) -> None:
         self._size = block_size
-        self._most = most
+        self._most, self._drops = most, drops
 
     def within(self, one: Prompt, new: int) -> int:
         """Return the tokens of the request's next chunk, at most ``new``; 0 where they do not reach an end."""
@@ -72,7 +73,8 @@ class ChunkEnds:
             aligned = end // size * size
             if aligned > start or size <= self._most:
                 end = aligned
-        stops = [(one.tokens - 1) // size * size]  # the last state that an equal prompt may find
+        # The last state that an equal prompt may find.
+        stops = [(one.tokens // size - 1) * size if self._drops else (one.tokens - 1) // size * size]
         if start % size:
             stops.append((start // size + 1) * size)
         if start < one.junction < end:

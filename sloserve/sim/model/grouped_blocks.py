@@ -20,14 +20,17 @@ from sloserve.sim.model.prompt_nodes import PromptNodes
 class GroupedBlocks(KVBlocks):
     """The blocks of an engine of any layout, block by block; see :class:`~sloserve.sim.model.blocks.KVBlocks`.
 
-    The attribute ``caches`` says whether there is a prefix cache.
+    The attribute ``caches`` says whether there is a prefix cache. With ``drops`` the last block of a prefix that is
+    found there is computed again, since the layers of a draft head read the tokens after it.
 
     Raises: ConfigError where prefixes may end inside a block, which is not modelled.
     """
 
-    def __init__(self, requests: ModelRequests, num_blocks: int, layout: KVLayout, *, caches: bool) -> None:
+    def __init__(
+        self, requests: ModelRequests, num_blocks: int, layout: KVLayout, *, caches: bool, drops: bool = False
+    ) -> None:
         # Full attention decides first how long a prefix is, as in vLLM.
-        kinds = [kept_by(groups) for groups in layout.groups]
+        kinds = [kept_by(groups, layout) for groups in layout.groups]
         self._order = sorted(range(len(kinds)), key=lambda i: not layout.groups[i].keeps_all)
         sizes = sorted({kind.block_size for kind in kinds})
         if caches and len(sizes) > 1:
@@ -36,7 +39,7 @@ class GroupedBlocks(KVBlocks):
                 "cache, which the engine model does not know; have vLLM's scheduler decide (--engine vllm)"
             )
         super().__init__(requests, num_blocks, layout)
-        self.caches = caches
+        self.caches, self._drops = caches, drops
         self._layout, self._kinds = layout, kinds
         self._kind_of = [kind for kind in kinds for _ in range(kind.num_groups)]
         self._group_of = np.cumsum([0, *(kind.num_groups for kind in kinds)]).tolist()  # the first of each kind
@@ -59,13 +62,20 @@ class GroupedBlocks(KVBlocks):
         found: list[Found | None] = [None] * len(self._kinds)
         first = self._layout.groups[self._order[0]]
         once = len(self._kinds) == 1 or (len(self._kinds) == 2 and first.keeps_all)
+        dropped: set[int] = set()  # kinds that have dropped a block of the present length
         while True:
             current = length
             for k in self._order:
                 blocks = found[k]
                 if blocks is None or not self._layout.groups[k].keeps_all:
-                    blocks = found[k] = self._kinds[k].find(self._cached(index, k), current)
+                    drops = self._drops and k not in dropped
+                    most = self._proof_tokens(index, k, current) if drops else current
+                    blocks = found[k] = self._kinds[k].find(self._cached(index, k), most, drops=drops)
                     longest = max(longest, len(blocks) * self.block_size)
+                    if drops:
+                        dropped.add(k)
+                    elif len(blocks) * self.block_size < current:
+                        dropped.clear()
                 current = min(current, len(blocks) * self.block_size)
             if current >= length:
                 break
@@ -75,6 +85,16 @@ class GroupedBlocks(KVBlocks):
         places = blocks_of(length, self.block_size)
         kept = [(blocks or [])[:places] for blocks in found]
         return Hit(length, kept, longest if longest > length else 0)
+
+    def _proof_tokens(self, index: int, k: int, tokens: int) -> int:
+        """Return how many tokens may be looked up of a kind that drops a block of a prefix of ``tokens`` tokens.
+
+        Where there are several groups vLLM looks one block further, so that the rest may be as long as was asked for.
+        """
+        if len(self._kind_of) == 1 or self._kinds[k].keeps_states:
+            return tokens
+        full = int(self._requests.tokens[index]) // self.block_size * self.block_size
+        return min(tokens + self.block_size, full)
 
     def _cached(self, index: int, k: int) -> Callable[[int], tuple[int, ...] | None]:
         """Return a function from a place of the request to its cached blocks, one block per group of a kind."""
@@ -95,10 +115,14 @@ class GroupedBlocks(KVBlocks):
 
     def hit_tokens(self, index: int, before: int) -> int:
         if before and self.caches:
-            most, held = (int(self._requests.tokens[index]) - 1) // self.block_size, before // self.block_size
+            tokens, held = int(self._requests.tokens[index]), before // self.block_size
+            most = (tokens - (len(self._kind_of) == 1 or not self._drops)) // self.block_size
             cached = [self._cached(index, kind) for kind in range(len(self._kinds))]
             whole = [place for place, one in enumerate(self._layout.groups) if one.keeps_all]
-            if is_unchanged(lambda kind, block: cached[kind](block) is not None, len(cached), whole, most, held):
+            dropping = [place for place, one in enumerate(self._kinds) if self._drops and not one.keeps_states]
+            if is_unchanged(
+                lambda kind, block: cached[kind](block) is not None, len(cached), whole, most, held, dropping
+            ):
                 return before
         return self.lookup(index).tokens
 
@@ -117,7 +141,7 @@ class GroupedBlocks(KVBlocks):
         computed = loaded or hit.tokens
         if self._lacks(hit, tokens, computed, whole=True) > self.free:
             return False
-        return self._lacks(hit, first, computed) <= self.free - reserved
+        return self._lacks(hit, first, computed, ahead=not loaded) <= self.free - reserved
 
     def _waits_for_state(self, hit: Hit) -> bool:
         """Return whether a state that was found is still being computed in this very step."""
@@ -129,7 +153,7 @@ class GroupedBlocks(KVBlocks):
         nodes = (self._pool.node_of(block) for places in last if places for block in places)
         return any(node in self._this_step for node in nodes)
 
-    def _lacks(self, hit: Hit, tokens: int, computed: int, *, whole: bool = False) -> int:
+    def _lacks(self, hit: Hit, tokens: int, computed: int, *, whole: bool = False, ahead: bool = False) -> int:
         """Return how many blocks must be free for ``tokens`` tokens, or the whole request.
 
         A found block that no request holds is counted as well, since holding it takes it from the free blocks.
@@ -139,10 +163,12 @@ class GroupedBlocks(KVBlocks):
             tokens: Tokens of the request.
             computed: Tokens with KV once the request runs, found or loaded.
             whole: Whether ``tokens`` is the whole request, see ``Whole.to_admit``.
+            ahead: Whether slots for drafts are needed besides.
         """
         lacks, holders = 0, self._pool.holders
         for kind, blocks in zip(self._kinds, hit.blocks, strict=True):
-            lacks += kind.num_groups * kind.to_admit(tokens, computed, len(blocks), whole=whole)
+            slots = kind.slots(tokens) if ahead else tokens
+            lacks += kind.num_groups * kind.to_admit(slots, computed, len(blocks), whole=whole)
             for places in blocks[kind.counted_of(hit.tokens, computed) :]:
                 if places is not None:
                     lacks += sum(not holders[block] for block in places)
@@ -185,8 +211,9 @@ class GroupedBlocks(KVBlocks):
         counts = self._requests
         computed = counts.computed[members]
         rows: BoolArray = np.zeros(members.size, np.bool_)
+        # With drafts these are more than take blocks: some have blocks of drafts that were rejected.
         for size in {kind.block_size for kind in self._kinds}:
-            rows |= blocks_of(after, size) > blocks_of(computed, size)
+            rows |= blocks_of(after + self._lookahead, size) > blocks_of(computed, size)
         settled = computed - counts.in_flight[members]
         if self._releases:
             before = counts.settled[members]
@@ -202,24 +229,31 @@ class GroupedBlocks(KVBlocks):
         return rows.nonzero()[0]
 
     def need(self, index: int, tokens: int) -> int:
-        tables = self._tables[index]
-        if self._releases:
-            counts = self._requests
-            settled = int(counts.computed[index] - counts.in_flight[index])
-            counts.settled[index] = settled
-            for kind, table in zip(self._kind_of, tables, strict=True):
-                for blocks in kind.give_back(table, settled):
-                    self._pool.give_back(blocks)
-                    counts.blocks[index] -= len(blocks)
-            self.free = self._pool.free
-        return sum(kind.growth(table, tokens) for kind, table in zip(self._kind_of, tables, strict=True))
+        self.settle(index)
+        return sum(kind.growth(table, tokens) for kind, table in zip(self._kind_of, self._tables[index], strict=True))
 
-    def lacking(self, members: IntArray, tokens: IntArray) -> int:
+    def settle(self, index: int) -> None:
+        if not self._releases:
+            return
+        counts = self._requests
+        settled = int(counts.computed[index] - counts.in_flight[index])
+        counts.settled[index] = settled
+        for kind, table in zip(self._kind_of, self._tables.get(index, ()), strict=False):
+            for blocks in kind.give_back(table, settled):
+                self._pool.give_back(blocks)
+                counts.blocks[index] -= len(blocks)
+        self.free = self._pool.free
+
+    def lacking(self, members: IntArray, tokens: IntArray, ahead: int = 0) -> int:
         return sum(
-            kind.lacking(table, most)
+            kind.lacking(table, most, ahead)
             for index, most in zip(members.tolist(), tokens.tolist(), strict=True)
             for kind, table in zip(self._kind_of, self._tables[index], strict=True)
         )
+
+    def step_blocks(self, tokens: int) -> int:
+        of_tokens = [kind for kind in self._kind_of if not kind.keeps_states]
+        return sum(blocks_of(tokens, kind.block_size) for kind in of_tokens)
 
     def grow(self, index: int, tokens: int) -> None:
         before = self.free

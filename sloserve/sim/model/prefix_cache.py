@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sloserve.core.arrays import IntArray
+from sloserve.core.arrays import BoolArray, IntArray
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.prefix_hit import blocks_hit
-from sloserve.lso.blocks import blocks_of
 from sloserve.sim.model.grouped_blocks import GroupedBlocks
 from sloserve.sim.model.model_requests import ModelRequests
 
@@ -18,12 +17,13 @@ class PrefixCache(GroupedBlocks):
     A request of n tokens holds n / block size blocks.
     """
 
-    def __init__(self, requests: ModelRequests, num_blocks: int, layout: KVLayout) -> None:
-        super().__init__(requests, num_blocks, layout, caches=True)
+    def __init__(self, requests: ModelRequests, num_blocks: int, layout: KVLayout, *, drops: bool = False) -> None:
+        super().__init__(requests, num_blocks, layout, caches=True, drops=drops)
 
     def hit_tokens(self, index: int, before: int) -> int:
-        cached, size = self._cached(index, 0), self.block_size
-        return blocks_hit(cached, (int(self._requests.tokens[index]) - 1) // size, before // size) * size
+        cached, size, dropped = self._cached(index, 0), self.block_size, int(self._drops)
+        found = blocks_hit(cached, (int(self._requests.tokens[index]) - 1) // size, before // size + dropped)
+        return max(found - dropped, 0) * size
 
     def _cached(self, index: int, k: int) -> Callable[[int], tuple[int, ...] | None]:
         node, found = self._nodes.node, self._pool.found
@@ -38,16 +38,15 @@ class PrefixCache(GroupedBlocks):
         counts = self._requests
         full = np.minimum(after, counts.tokens[members]) // self.block_size
         full[new == 0] = 0
-        rows = (blocks_of(after, self.block_size) > counts.blocks[members]) | (full > counts.cached[members])
+        rows: BoolArray = (self._wanted(after) > counts.blocks[members]) | (full > counts.cached[members])
         return rows.nonzero()[0]
 
     def need(self, index: int, tokens: int) -> int:
-        return max(blocks_of(tokens, self.block_size) - len(self._tables[index][0]), 0)
+        return self._kinds[0].growth(self._tables[index][0], tokens)
 
     def grow(self, index: int, tokens: int) -> None:
-        table = self._tables[index][0]
-        count = blocks_of(tokens, self.block_size) - len(table)
-        if count > 0:
+        table, count = self._tables[index][0], self.need(index, tokens)
+        if count:
             table += self._pool.take(count)
             self._requests.blocks[index] += count
             self.free -= count

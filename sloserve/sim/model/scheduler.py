@@ -47,10 +47,11 @@ class ModelScheduler:
         self.requests = ModelRequests()
         self.layout, caches = settings.layout, settings.enable_prefix_caching
         self.kv: KVBlocks
+        drops = caches and settings.drops_found_block
         if not self.layout.is_full:
-            self.kv = GroupedBlocks(self.requests, settings.kv_blocks, self.layout, caches=caches)
+            self.kv = GroupedBlocks(self.requests, settings.kv_blocks, self.layout, caches=caches, drops=drops)
         elif caches:
-            self.kv = PrefixCache(self.requests, settings.kv_blocks, self.layout)
+            self.kv = PrefixCache(self.requests, settings.kv_blocks, self.layout, drops=drops)
         else:
             self.kv = KVBlocks(self.requests, settings.kv_blocks, self.layout)
         self.drafts = None if settings.drafts is None else ModelDrafts(self.requests, settings.drafts)
@@ -160,7 +161,8 @@ class ModelScheduler:
     def _chunk_ends(self) -> ChunkEnds:
         """Return the rule for where chunks of this step may end."""
         most, chunk = min(self.limits.tokens, self.settings.max_num_batched_tokens), self.limits.chunk
-        return ChunkEnds(self.layout.chunk_multiple, min(most, chunk) if chunk > 0 else most)
+        most = min(most, chunk) if chunk > 0 else most
+        return ChunkEnds(self.layout.chunk_multiple, most, drops=self.settings.drops_found_block)
 
     def _grow(self, members: IntArray, after: IntArray, new: IntArray) -> int:
         """Give running requests their blocks; return how many of them, from the first, still run."""
@@ -231,16 +233,17 @@ class ModelScheduler:
 
     def _first_chunk(self, step: Admitted, index: int, computed: int) -> int:
         """Return the first chunk, in tokens, of an admitted request with KV of its first ``computed`` tokens."""
-        new = int(self.requests.tokens[index]) - computed
+        new, padded = int(self.requests.tokens[index]) - computed, False
         if new == 1 and step.padding and (step.beside_others or computed):
             if computed + 1 + step.padding < self.settings.max_model_len:
-                new = 1 + step.padding if step.padding < step.budget else 0
+                new, padded = (1 + step.padding if step.padding < step.budget else 0), True
         if 0 < step.chunk < new:
             new = step.chunk
         new = min(new, step.budget)
-        if not self._aligned:
+        if not (self._aligned and new):
             return new
-        return self._chunk_ends().within(Prompt.of(self.requests, index, computed), new)
+        cut = self._chunk_ends().within(Prompt.of(self.requests, index, computed), new)
+        return min(cut, 1) if padded and cut != new else cut  # part of the padding is of no use
 
     def _take_in(self, step: Admitted, index: int, computed: int, new: int) -> None:
         """Let a request that fits run with KV of ``computed`` tokens; the step computes ``new`` more."""
@@ -290,7 +293,10 @@ class ModelScheduler:
         growth = self.swap.control.growth_blocks(running, num_blocks)
         members = np.fromiter(self._prefilling, np.int64)
         tokens = np.minimum(self.requests.tokens[members], self.settings.max_model_len)
-        return self.kv.lacking(members, tokens) + growth
+        if self.drafts is None:
+            return self.kv.lacking(members, tokens) + growth
+        ahead = 1 + self.drafts.num_tokens + self.layout.lookahead_tokens
+        return self.kv.lacking(members, tokens, ahead) + self.kv.step_blocks(ahead) + growth
 
     def _admit_holding(self, step: Admitted) -> bool:
         """Admit the requests with loaded KV ahead of all others; return ``False`` if admission ends with them."""
@@ -418,6 +424,7 @@ class ModelScheduler:
         if self.swap is not None:
             self._prefilling.discard(index)
             self.swap.ended(index)
+            self.kv.settle(index)  # as vLLM does for a connector; it decides which blocks are used again first
         if counts.state[index] == BLOCKED and index not in self.arrived:
             self._leaving.add(index)  # its load still writes to its blocks
         else:

@@ -1,7 +1,7 @@
 """The engine of a recording for a replay: its sizes, its step times, and how they varied."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -169,11 +169,12 @@ def engine_settings(recording: Recording) -> EngineSettings:
     Raises: ConfigError where the simulator has no model of what the engine had.
     """
     facts, steps = recording.head.engine, recording.steps
-    drafts, caches = None, bool(facts["enable_prefix_caching"])
+    drafts = None
     if facts["num_speculative_tokens"]:
         drafted, accepted = sum(one.draft_tokens for one in steps), sum(one.accepted_tokens for one in steps)
         drafts = _drafts(int(facts["num_speculative_tokens"]), drafted, accepted)
-        caches = False  # the simulator has no drafts beside a prefix cache
+        # Older recordings do not say what drafts.
+        drafts = replace(drafts, has_layers=bool(facts.get("draft_layers", True)))
     groups: Any = facts.get("kv_groups", ())
     return EngineSettings(
         kv_blocks=int(facts["kv_blocks"]),
@@ -181,8 +182,8 @@ def engine_settings(recording: Recording) -> EngineSettings:
         max_num_seqs=int(facts["max_num_seqs"]),
         max_num_batched_tokens=int(facts["max_num_batched_tokens"]),
         max_model_len=int(facts["max_model_len"]),
-        enable_prefix_caching=caches,
-        kv_groups=tuple(KVGroups(*one) for one in groups) if drafts is None else (),
+        enable_prefix_caching=bool(facts["enable_prefix_caching"]),
+        kv_groups=tuple(KVGroups(*one) for one in groups),
         max_loras=facts.get("max_loras"),
         async_scheduling=bool(facts["async_scheduling"]),
         drafts=drafts,

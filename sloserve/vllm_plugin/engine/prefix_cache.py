@@ -7,7 +7,7 @@ from vllm.v1.request import Request
 
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.prefix_hit import blocks_hit, is_unchanged
-from sloserve.vllm_plugin.kv_groups import keeps_all_tokens, shares_prefixes
+from sloserve.vllm_plugin.kv_groups import keeps_all_tokens, keeps_states, shares_prefixes
 
 
 def prompt_contents(scheduler: Any, request: Request, stretch_tokens: int) -> Sequence[Any]:
@@ -58,7 +58,7 @@ def hit_tokens(scheduler: Any, layout: KVLayout, request: Request, before: int) 
         # vLLM computes the end of a prefix again for layers with a window that the cache does not keep.
         again = int(getattr(scheduler, "prefix_replay_tokens", 0))
         # Only all groups together know, and each may have given up another part of a prefix.
-        if before and _still_hit(coordinator, block_pool, hashes, request.num_tokens - 1, before + again):
+        if before and _still_hit(coordinator, block_pool, hashes, request.num_tokens, before + again):
             return before
         found = int(coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)[1])
         return max(found - again, 0)
@@ -68,8 +68,8 @@ def hit_tokens(scheduler: Any, layout: KVLayout, request: Request, before: int) 
     return max(found - dropped, 0) * block_size
 
 
-def _still_hit(coordinator: Any, block_pool: Any, hashes: Sequence[Any], most: int, before: int) -> bool:
-    """Return whether the hit of ``before`` tokens, of ``most``, is there still and no longer one can be.
+def _still_hit(coordinator: Any, block_pool: Any, hashes: Sequence[Any], tokens: int, before: int) -> bool:
+    """Return whether the hit of ``before`` tokens, of ``tokens``, is there still and no longer one can be.
 
     vLLM's own look-up asks for each block of a prefix: 1.2 ms for one of 32k tokens.
     """
@@ -83,7 +83,11 @@ def _still_hit(coordinator: Any, block_pool: Any, hashes: Sequence[Any], most: i
         return block_pool.get_cached_block(hashes[block], [places[kind]]) is not None
 
     whole = [kind for kind, group in enumerate(groups) if keeps_all_tokens(group)]
-    return is_unchanged(cached, len(groups), whole, min(most // size, len(hashes)), before // size)
+    # Of Mamba's states vLLM drops none: no draft head has any.
+    dropping = [kind for kind, group in enumerate(groups) if group.use_eagle and not keeps_states(group)]
+    # Where there are several groups vLLM looks a block further, and drops that one.
+    most = tokens if dropping and len(coordinator.single_type_managers) > 1 else tokens - 1
+    return is_unchanged(cached, len(groups), whole, min(most // size, len(hashes)), before // size, dropping)
 
 
 def unfound_blocks(scheduler: Any) -> int:

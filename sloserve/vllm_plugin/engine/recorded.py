@@ -102,6 +102,7 @@ def engine_facts(scheduler: Any) -> dict[str, Any]:
         "enable_chunked_prefill": bool(limits.enable_chunked_prefill),
         "async_scheduling": bool(limits.async_scheduling),
         "num_speculative_tokens": 0 if drafts is None else int(drafts.num_speculative_tokens),
+        "draft_layers": scheduler.num_lookahead_tokens > 0,
         "tensor_parallel_size": int(config.parallel_config.tensor_parallel_size),
         "max_loras": None if config.lora_config is None else int(config.lora_config.max_loras),
         "kv_groups": _kv_groups(scheduler),

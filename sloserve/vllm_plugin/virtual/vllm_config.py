@@ -132,12 +132,12 @@ def scheduler_arguments(
 
 
 def _speculative_config(drafts: Drafts) -> SpeculativeConfig:
-    """Return vLLM's configuration of an EAGLE head.
+    """Return vLLM's configuration of an EAGLE head, or of n-grams.
 
     It is made without its checks, which load the configuration of a draft model: the scheduler reads none.
     """
     config = object.__new__(SpeculativeConfig)
-    config.method = "eagle"
+    config.method = "eagle" if drafts.has_layers else "ngram"
     config.num_speculative_tokens = drafts.num_tokens
     return config
 

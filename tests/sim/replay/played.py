@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.workloads.seeding import stream
 
 EPOCH_S = 1.7e9
+STRETCH = 64
+"""Tokens of a stretch of a prompt that a recording identifies."""
 CLASSES = ClassTable(
     {
         "interactive": SLOClass("interactive", 1, Targets(ttft_s=0.5, tpot_s=0.05)),
@@ -81,20 +84,38 @@ def workload(count: int = 400, rps: float = 6.0, seed: int = 0, batch_share: flo
     return found
 
 
+def chats(count: int = 400, rps: float = 12.0, seed: int = 0) -> list[WorkloadRequest]:
+    """Return the same requests with longer prompts, of which four in five begin as others do."""
+    rng = stream(seed, "tests/replay/chats")
+    found = []
+    for request in workload(count, rps, seed):
+        shared = int(rng.integers(5))
+        prompt = request.prompt_tokens + STRETCH * (2 * shared if shared else 3)
+        begins = [1000 * shared + i for i in range(2 * shared)]
+        ids = [*begins, *(100_000 + 100 * len(found) + i for i in range(-(-prompt // STRETCH) - len(begins)))]
+        request = replace(request, prompt_tokens=prompt, prefix_ids=tuple(ids), prefix_block_tokens=STRETCH)
+        found.append(request)
+    return found
+
+
 def played(
-    requests: Sequence[WorkloadRequest], policy: str = "fcfs", noise: float = 0.1, seed: int = 0
+    requests: Sequence[WorkloadRequest],
+    policy: str = "fcfs",
+    noise: float = 0.1,
+    seed: int = 0,
+    settings: EngineSettings = ENGINE,
 ) -> tuple[Recording, RunLog]:
     """Return the recording of a run, and its log."""
     config = {KEY: {"policy": policy, **CLASSES.as_config()}}
-    engine = RecordedModel(ENGINE, PROFILE, config, noise=StepNoise(seed, noise) if noise else None)
+    engine = RecordedModel(settings, PROFILE, config, noise=StepNoise(seed, noise) if noise else None)
     log = engine.run(requests)
-    return recording_of(log, engine.loads, policy), log
+    return recording_of(log, engine.loads, policy, settings), log
 
 
-def recording_of(log: RunLog, loads: Sequence[StepLoad], policy: str) -> Recording:
-    """Return the recording that a server would have written of a run."""
+def recording_of(log: RunLog, loads: Sequence[StepLoad], policy: str, engine: EngineSettings = ENGINE) -> Recording:
+    """Return the recording that a server would have written of a run. Accepted drafts are all in the last step."""
     settings = plugin_settings({KEY: {"policy": policy, **CLASSES.as_config()}}).as_config()
-    recording = Recording(SegmentHead(FORMAT, EPOCH_S, engine_facts(), settings, policy, None, 64, []))
+    recording = Recording(SegmentHead(FORMAT, EPOCH_S, engine_facts(engine), settings, policy, None, STRETCH, []))
     names = CLASSES.names
     for number, one in enumerate(log.requests, 1):
         asked, targets = one.request, one.request.slo.targets
@@ -117,7 +138,7 @@ def recording_of(log: RunLog, loads: Sequence[StepLoad], policy: str) -> Recordi
                 None,
                 None,
                 False,
-                b"",
+                _contents(asked) if engine.enable_prefix_caching else b"",
             )
         )
         if one.stages is not None:
@@ -144,27 +165,35 @@ def recording_of(log: RunLog, loads: Sequence[StepLoad], policy: str) -> Recordi
                 int(steps.running[i]),
                 int(steps.waiting[i]),
                 0,
-                0,
+                log.counters.get("accepted_draft_tokens", 0) if i == len(loads) - 1 else 0,
             )
         )
     return recording
 
 
-def engine_facts() -> dict[str, Any]:
-    """Return the sizes of :data:`ENGINE` as a recording has them."""
+def _contents(request: WorkloadRequest) -> bytes:
+    """Return the hashes of the whole stretches of a prompt, each of all tokens up to its end."""
+    whole = request.prompt_tokens // STRETCH
+    return b"".join(blake2b(repr(request.prefix_ids[: i + 1]).encode(), digest_size=8).digest() for i in range(whole))
+
+
+def engine_facts(settings: EngineSettings = ENGINE) -> dict[str, Any]:
+    """Return the sizes of an engine as a recording has them."""
+    drafts = settings.drafts
     return {
         "model": "m",
         "sloserve": "0",
         "vllm": "0.32.0",
-        "kv_blocks": ENGINE.kv_blocks,
-        "block_size": ENGINE.block_size,
-        "max_num_seqs": ENGINE.max_num_seqs,
-        "max_num_batched_tokens": ENGINE.max_num_batched_tokens,
-        "max_model_len": ENGINE.max_model_len,
-        "enable_prefix_caching": False,
+        "kv_blocks": settings.kv_blocks,
+        "block_size": settings.block_size,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_model_len": settings.max_model_len,
+        "enable_prefix_caching": settings.enable_prefix_caching,
         "enable_chunked_prefill": True,
         "async_scheduling": True,
-        "num_speculative_tokens": 0,
+        "num_speculative_tokens": settings.num_drafts,
+        "draft_layers": drafts is not None and drafts.has_layers,
         "tensor_parallel_size": 1,
     }
 
