@@ -98,7 +98,7 @@ FIGURES = {
 def experiment() -> Experiment:
     """Return the engine, with classes that have no targets of their own; the workload is not used."""
     options = SimulateOptions(
-        policy="", engine=MODEL, workload="sharegpt-poisson", rps="1", profile=PROFILE, kv_blocks=KV_BLOCKS
+        policy="stock", engine=MODEL, workload="sharegpt-poisson", rps="1", profile=PROFILE, kv_blocks=KV_BLOCKS
     )
     built = build_experiment(options)
     return replace(built, slos=AGENT_SLOS, engine=replace(built.engine, enable_prefix_caching=True))

@@ -47,7 +47,7 @@ FIGURES = ("qoe_mean", "qoe_p10", "slo_attainment", "output_throughput", "preemp
 def measured(profile: str, seed: int, policies: Sequence[str], requests: int) -> Iterator[dict[str, Any]]:
     """Yield the figures of each run."""
     flags = CELLS[profile] | {"profile": profile, "max_requests": requests, "engine": MODEL}
-    ours = replace(build_experiment(SimulateOptions(**flags, policy="")), seeds=(seed,), policies=tuple(policies))
+    ours = replace(build_experiment(SimulateOptions(**flags, policy="stock")), seeds=(seed,), policies=tuple(policies))
     for one in run_experiment(ours, points=measured_points(ours)):
         record = one.record()
         row = {"profile": profile, "load": CELLS[profile]["load"], "seed": seed, "policy": one.policy}

@@ -134,7 +134,7 @@ def experiment(cell: AutoCell, half: str, seed: int, folder: Path, **flags: Any)
     if cell.kv == "scarce":
         flags["kv_blocks"] = PROFILES[cell.profile]
     flags = {"max_requests": REQUESTS.get(cell.workload, 200), "engine": MODEL} | flags
-    built = build_experiment(SimulateOptions(**flags, policy=""))
+    built = build_experiment(SimulateOptions(**flags, policy="stock"))
     return replace(built, seeds=(seed,), window=HALVES[half])
 
 

@@ -95,7 +95,7 @@ def experiment(cell: DraftCell, seed: int, loads: Sequence[float], requests: int
         "num_speculative_tokens": cell.drafts,
         "draft_acceptance": cell.acceptance,
         "draft_acceptance_spread": spread_of(cell.acceptance),
-        "policy": "",
+        "policy": "stock",
     }
     if classes is not None:
         path = folder / f"{cell.workload}.yaml"

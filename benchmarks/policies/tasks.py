@@ -101,7 +101,7 @@ def experiment(name: str, hints: str) -> Experiment:
     """Return the engine of a workload and the tasks that are offered to it."""
     cell = CELLS[name]
     options = SimulateOptions(
-        policy="",
+        policy="stock",
         engine=MODEL,
         profile=cell.profile,
         kv_blocks=cell.kv_blocks,

@@ -109,7 +109,7 @@ def experiment(folder: Path, profile: str, kv_blocks: int, share: float = 1.0) -
         "max_num_seqs": max(round(SEATS * share), 1),
     }
     flags["max_model_len"] = LONG_TOKENS + 4096
-    return build_experiment(SimulateOptions(**flags, policy="", max_requests=200, seeds=1, engine=MODEL))
+    return build_experiment(SimulateOptions(**flags, policy="stock", max_requests=200, seeds=1, engine=MODEL))
 
 
 def requests_of(setting: Setting, rps: float, seed: int, slo: SLO) -> list[WorkloadRequest]:

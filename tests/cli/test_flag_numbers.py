@@ -36,7 +36,7 @@ def test_every_flag_that_takes_a_number_does() -> None:
 
 
 def _numeric(group: Any, command: Any, name: str) -> tuple[str, list[tuple[str, bool]]]:
-    from sloserve.cli.flag_numbers import _READERS, _kind
+    from sloserve.cli.flag_numbers import _READERS, kind_of
 
     params = [*command.params, *(one for below in getattr(command, "commands", {}).values() for one in below.params)]
-    return name, [(one.name, hasattr(one, "reads_strictly")) for one in params if _kind(one) in _READERS]
+    return name, [(one.name, hasattr(one, "reads_strictly")) for one in params if kind_of(one) in _READERS]

@@ -105,8 +105,8 @@ def test_simulate_has_the_drafts_that_its_flags_ask_for() -> None:
     [
         ({"draft_acceptance": 0.7}, "--draft-acceptance: 0.7 for an engine without drafts; give --num-speculative"),
         ({"draft_round_share": 0.0}, "--draft-round-share: 0.0 for an engine without drafts"),
-        ({"num_speculative_tokens": -1}, "num_speculative_tokens: -1 is not a whole number of 1 to 64"),
-        ({"num_speculative_tokens": 3, "draft_acceptance": 7.0}, "draft_acceptance: 7.0 is not a probability"),
+        ({"num_speculative_tokens": -1}, "--num-speculative-tokens: -1 is not a whole number of 1 to 64"),
+        ({"num_speculative_tokens": 3, "draft_acceptance": 7.0}, "--draft-acceptance: 7.0 is not a probability"),
         (
             {"num_speculative_tokens": 3, "profile": "h100-granite4-small", "swap_space_gib": 1.0},
             "Mamba states of draft tokens, which are not swapped",

@@ -320,7 +320,7 @@ def test_a_trace_longer_than_the_context_is_refused_before_the_run(run_bench: Ru
         ({"endpoint": "chat", "prompt": "tokens"}, "--prompt tokens: the chat API takes text only"),
         ({"prompt": "words"}, "--prompt: 'words' is not one of tokens, text"),
         ({"send_slo": "body"}, "--send-slo: 'body' is not one of xargs, headers, none"),
-        ({"slo": "readers"}, "readers: "),
+        ({"slo": "readers"}, "--slo: 'readers' is not one of default, reading"),
         ({"goodput": ["ttfb:5"]}, "--goodput: 'ttfb' is not a known key"),
         ({"url": "a=ftp://x"}, "--url: 'ftp://x' is not an http:// or https:// address"),
         ({"compare": "b=ftp://x"}, "--compare: 'ftp://x' is not an http:// or https:// address"),

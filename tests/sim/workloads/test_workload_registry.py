@@ -124,5 +124,5 @@ def test_a_trace_gets_readers_by_name(tmp_path: Path) -> None:
     path = tmp_path / "slo.yaml"
     path.write_text("classes: {only: {ttft_ms: 100}}")
     assert find_slos(str(path)) == read_slo_file(str(path))
-    with pytest.raises(ConfigError, match="readers: cannot be read"):
+    with pytest.raises(ConfigError, match="--slo: 'readers' is not one of default, reading"):
         find_slos("readers")
