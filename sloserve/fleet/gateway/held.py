@@ -16,7 +16,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from enum import Enum, auto
+from typing import Final, Self
 
 from sloserve.core.clock import Clock
 from sloserve.fleet.gateway.gateway_instance import SentRequest
@@ -27,6 +28,9 @@ from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import Beginning
 from sloserve.fleet.gateway.sessions import Home
 from sloserve.scheduler.share_settings import ShareSettings
+
+LATE_EVERY: Final = 10
+"""Number of places of which one goes to a request that is late already, while one waits."""
 
 
 class HoldFull(Exception):
@@ -144,8 +148,20 @@ _Queue = list[tuple[float, int, int, HeldRequest]]
 """A heap of waiting requests, of which some may wait no more."""
 
 
-_Key = tuple[str, bool]
-"""The tenant of the requests of a heap, and whether they have promises."""
+class _Kind(Enum):
+    """The kind of the requests in a heap."""
+
+    PROMISED = auto()
+    IN_TIME = auto()
+    LATE = auto()
+
+
+_Key = tuple[str, _Kind]
+"""The tenant of the requests of a heap, and their kind."""
+
+
+_LATE_TURN: Final = (3, 1)
+"""Group in which late requests are sent: after the ones in time, or before them; promised ones are in group 0."""
 
 
 class HeldRequests:
@@ -164,6 +180,7 @@ class HeldRequests:
         self._numbers = itertools.count()
         self._held: dict[HeldRequest, None] = {}
         self._held_of = Counter[str]()  # by tenant
+        self._before_late = Counter[str]()  # by model, requests that were sent before late ones since a late one was
 
     def __len__(self) -> int:
         return len(self._held)
@@ -174,7 +191,7 @@ class HeldRequests:
 
     def arrived(self, request: HeldRequest, now_s: float) -> SentRequest | None:
         """Book the request with an instance at once, or hold it. Raises: HoldFull."""
-        flight = None if self._waiting(request.model) else self._book(request, now_s)
+        flight = None if self._waiting(request.model, now_s) else self._book(request, now_s)
         if flight is not None:
             return flight
         tenant = self._tenant(request)
@@ -198,25 +215,29 @@ class HeldRequests:
     def let_go(self, now_s: float, models: Iterable[str] | None = None) -> Iterator[tuple[HeldRequest, SentRequest]]:
         """Book waiting requests, since room may have come, until no instance has room.
 
-        The first is the one of the lowest level, of these a promised one that comes first by now, and else the one with
-        the earliest deadline. Until it comes first, a promised request has that time for its deadline.
+        The first is the one of the lowest level; of these a promised one that comes first by now; then the one with the
+        earliest deadline that has not passed, where a promised request has the time from which it comes first for its
+        deadline; and last the one that has been late for longest. So an overload does not make all late: a place that
+        goes to a late request makes one late that could be in time. Every ``LATE_EVERY``-th place goes to a late
+        request, so that each gets one in the end.
         """
         for model in list(self._queues) if models is None else models:
             levels: Mapping[str, int] = {}
-            while waiting := self._waiting(model):
+            while waiting := self._waiting(model, now_s):
                 tenants = {tenant for tenant, _ in waiting}
                 if self._shares is not None and levels.keys() != tenants:
                     levels = self._shares.levels(tenants, now_s)
-                queue = min(
-                    (levels.get(tenant, 0), not queue[0][-1].comes_first(now_s), queue[0], queue)
-                    for (tenant, _), queue in waiting.items()
-                )[-1]
-                request = queue[0][-1]
+                first = self._first(model, waiting, levels, now_s)
+                request = waiting[first][0][-1]
                 flight = self._book(request, now_s)
                 if flight is None:
                     break
-                heapq.heappop(queue)
+                heapq.heappop(waiting[first])
                 self.left(request)
+                if first[1] is _Kind.LATE:
+                    del self._before_late[model]
+                elif any(kind is _Kind.LATE for _, kind in waiting):
+                    self._before_late[model] += 1
                 yield request, flight
 
     def left(self, request: HeldRequest) -> None:
@@ -231,15 +252,29 @@ class HeldRequests:
     def _queue(self, request: HeldRequest, tenant: str) -> None:
         self._held_of[tenant] += 1
         place = (request.wanted_first_s, request.rank, next(self._numbers), request)
-        key = tenant, request.first_from_s is not None
+        key = tenant, _Kind.IN_TIME if request.first_from_s is None else _Kind.PROMISED
         heapq.heappush(self._queues.setdefault(request.model, {}).setdefault(key, []), place)
 
     def _tenant(self, request: HeldRequest) -> str:
         return "" if self._shares is None else request.tenant
 
-    def _waiting(self, model: str) -> dict[_Key, _Queue]:
-        """Return the requests that wait for a model; the first of each queue still waits."""
+    def _first(self, model: str, waiting: Mapping[_Key, _Queue], levels: Mapping[str, int], now_s: float) -> _Key:
+        """Return the heap of the request that is sent next."""
+        late_first = self._before_late[model] >= LATE_EVERY - 1
+
+        def turn(key: _Key) -> tuple[int, int, float, int, int]:
+            (tenant, kind), (wanted_s, rank, number, request) = key, waiting[key][0]
+            group = _LATE_TURN[late_first] if kind is _Kind.LATE else 0 if request.comes_first(now_s) else 2
+            return levels.get(tenant, 0), group, wanted_s, rank, number
+
+        return min(waiting, key=turn)
+
+    def _waiting(self, model: str, now_s: float) -> dict[_Key, _Queue]:
+        """Return the requests that wait for a model; the first of each queue still waits, and is what its kind says."""
         of_model = self._queues.get(model, {})
+        for (tenant, kind), queue in list(of_model.items()):
+            while kind is _Kind.IN_TIME and queue and queue[0][-1].due_s < now_s:
+                heapq.heappush(of_model.setdefault((tenant, _Kind.LATE), []), heapq.heappop(queue))
         for key, queue in list(of_model.items()):
             while queue and queue[0][-1] not in self._held:
                 heapq.heappop(queue)
@@ -250,6 +285,7 @@ class HeldRequests:
                 del of_model[key]
         if not of_model:
             self._queues.pop(model, None)
+            self._before_late.pop(model, None)
         return of_model
 
     def _book(self, request: HeldRequest, now_s: float) -> SentRequest | None:

@@ -76,7 +76,22 @@ def test_a_promised_request_comes_first_from_its_time_on_also_before_what_is_ove
     for one in (overdue, *promised, later, soon := waiting("a", 11.0)):
         assert held.arrived(one, 0.0) is None
     reported(instances, 5, {}, now_s=7.0)
-    assert [one for one, _ in held.let_go(7.0)] == [promised[1], promised[0], overdue, soon, later]
+    assert [one for one, _ in held.let_go(7.0)] == [promised[1], promised[0], soon, later, overdue]
+
+
+def test_what_can_be_in_time_goes_before_what_is_late_and_every_tenth_place_is_for_the_late() -> None:
+    instances = full()
+    held = HeldRequests(instances, 99)
+    late = [waiting("a", due_s) for due_s in (2.0, 1.0, 3.0)]
+    for one in (*late, *(in_time := [waiting("a", 10.0 + i) for i in range(25)])):
+        assert held.arrived(one, 0.0) is None
+    reported(instances, 26, {}, now_s=5.0)
+    sent = [one for one, _ in held.let_go(5.0)]
+    assert [i for i, one in enumerate(sent) if one in late] == [9, 19]
+    assert [one for one in sent if one in late] == [late[1], late[0]]
+    assert [one for one in sent if one not in late] == in_time[:24]
+    reported(instances, 9, {}, now_s=6.0)
+    assert [one for one, _ in held.let_go(6.0)] == [in_time[24], late[2]] and not len(held)
 
 
 @pytest.mark.parametrize("shares", [None, SHARES])
