@@ -19,7 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from sloserve.core.errors import BadBody, ConfigError, EngineError
+from sloserve.api.explaining import Explaining
+from sloserve.core.clock import SystemClock
+from sloserve.core.errors import BadBody, ConfigError, EngineError, QueueFull
 from sloserve.core.files.model import Allowed, check_model, dotted
 from sloserve.core.slo import MAX_TARGET_S
 from sloserve.core.tenants import MOST_TENANTS
@@ -46,6 +48,7 @@ ROUTES = {
     "events": ("GET",),
     "policy": ("PUT",),
     "settings": ("GET", "PUT"),
+    "explain": ("GET",),
     "tenants": ("PUT",),
     "park": ("POST",),
     "unpark": ("POST",),
@@ -151,6 +154,7 @@ class AdminApp:
         self._key = os.fsencode(key)
         self._lock = ServerLock()
         self._feed: LiveFeed | None = None
+        self._explaining: Explaining | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # a mount passes these on as well
@@ -176,7 +180,7 @@ class AdminApp:
                 await self._feed_of(engine, scope).serve(receive, send)
                 return
             answer = await self._answer(route, engine, scope, receive)
-        except BadBody as error:
+        except (BadBody, QueueFull) as error:
             await refuse_error(send, error)
         except ClientLeft:
             pass
@@ -214,6 +218,13 @@ class AdminApp:
                 return await engine_control.status(engine)
         if route == "settings":
             return await self._settings(engine, scope, receive)
+        if route == "explain":
+            if self._explaining is None:
+                self._explaining = Explaining()
+                on_stop(engine, self._explaining.close)
+            live = live_settings_of(engine)
+            settings = None if live is None else live.now.settings
+            return await self._explaining.answer(settings, scope.get("query_string", b""), SystemClock().now_s())
         if route == "tenants":
             tenants = await _read(TenantsElsewhere, scope, receive, most_bytes=MAX_TENANTS_BYTES)
             return await engine_control.set_elsewhere(engine, tenants.elsewhere_s)

@@ -90,9 +90,10 @@ def _explained(read: "Recording", name: str, rank: str, numbers: list[int], seed
         with progress("replays", console) as bar:
             one = explained(read, number, seeds=seeds, fitted=fitted, on_progress=bar.update)
         all_trusted &= one.mistrust is None
-        found.append({"request": f"{rank}-{number}", "recording": name, **one.figures()})
+        text = list(explain_text(f"{rank}-{number}", one))
+        found.append({"request": f"{rank}-{number}", "recording": name, **one.figures(), "text": text})
         if not as_json:
-            for line in explain_text(f"{rank}-{number}", one):
+            for line in text:
                 console.print(line, soft_wrap=True, highlight=False, markup=False)
             console.print()
     if as_json:

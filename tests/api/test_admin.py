@@ -144,7 +144,7 @@ def test_what_is_no_policy_changes_nothing(client: httpx.Client, ranks: Ranks, b
 def test_other_routes_methods_and_failures_are_told_in_the_same_format(client: httpx.Client, ranks: Ranks) -> None:
     routes = (
         "GET /sloserve/status, GET /sloserve/events, PUT /sloserve/policy, GET /sloserve/settings, "
-        "PUT /sloserve/settings, PUT /sloserve/tenants, POST /sloserve/park"
+        "PUT /sloserve/settings, GET /sloserve/explain, PUT /sloserve/tenants, POST /sloserve/park"
     )
     routes += ", POST /sloserve/unpark, POST /sloserve/reload"
     known = f"no such admin route; there are {routes}"

@@ -348,6 +348,12 @@ class PlayedServer:
         if scope["path"] == "/sloserve/policy":
             await self._change(scope, receive, send)
             return
+        if scope["path"] == "/sloserve/explain":
+            assert scope["method"] == "GET" and _headers(scope)["authorization"] == f"Bearer {KEY}"
+            named = scope["query_string"].decode().removeprefix("request=")
+            said = {"text": [f"request {named}: class {self.names.batch}", "  yes     under edf in place of fcfs"]}
+            await answer(send, HTTPStatus.OK, json.dumps(said).encode(), "application/json")
+            return
         if scope["path"] == "/v1/completions":
             await self._reply(scope, receive, send)
             return

@@ -183,6 +183,10 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     assert found["unfold"].startswith("▾ Hide") and found["lanesHigh"][1] > found["lanesHigh"][0] + 300
     assert found["whyIsSeen"]
+    early, button, explained = found["explains"]
+    asked = re.fullmatch(r"Why was request (0-\d+) late\?", button)
+    assert not early and asked is not None
+    assert explained == [f"request {asked[1]}: class {names.batch}", "  yes     under edf in place of fcfs"]
     # The key stays in the tab alone, until logout.
     assert KEY not in found["address"] and not any(KEY in one for one in found["requests"])
     assert json.loads(found["stored"]) == [{}, {"sloserve-admin-key /sloserve/": KEY}, ""]

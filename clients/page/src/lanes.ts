@@ -1,6 +1,7 @@
 /** One lane a live request: what it did within the last minute, its deadline, and why it waits. Requests that can still
  * be in time come first; the ones that cannot are folded into a count. */
 import { byId, due } from "./dom";
+import { Explanation } from "./explain";
 import type { View } from "./feed";
 import { byClass, type Parts, parts, reason, type Request, story } from "./requests";
 import { axis, COLOURS, Courses, framed, hatched, seen, written } from "./strips";
@@ -24,6 +25,8 @@ export class Lanes {
   private lines: Line[] = [];
   private view: View | undefined;
   private chosen: string | undefined;
+  private readonly explanation = new Explanation();
+  private wasLate = false;
   private isOpen = false;
   private found: Parts = { waiting: [], served: [], late: [] };
 
@@ -79,6 +82,7 @@ export class Lanes {
     const one = this.lines[at];
     if (one === undefined || typeof one === "string") return;
     this.chosen = one.key;
+    this.wasLate = false;
     const { box } = this, top = at * HIGH, room = this.canvas.clientHeight - axis.HIGH - 6;
     if (top < box.scrollTop) box.scrollTop = top;
     else if (top + HIGH > box.scrollTop + room) box.scrollTop = top + HIGH - room;
@@ -91,6 +95,8 @@ export class Lanes {
     if (view === undefined || this.chosen === undefined) return;
     const { waiting, served, late } = this.found;
     const one = [...waiting, ...served, ...late].find((request) => request.key === this.chosen);
+    this.wasLate ||= one?.isLost === true;
+    this.explanation.offer(this.wasLate ? this.chosen : undefined);
     byId("why").textContent = one === undefined ? `Request ${this.chosen} has ended.` : story(view, one);
   }
 

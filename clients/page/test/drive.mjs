@@ -66,6 +66,8 @@ found.marks = await page.evaluate(() => [...document.querySelectorAll("#predicti
 found.openTasks = await page.evaluate(() => [...document.querySelectorAll("#tasks tbody tr")].map((row) => [...row.cells].map((cell) => cell.textContent)));
 found.lateTasks = await page.evaluate(() => [...document.querySelectorAll("#tasks .bad")].map((cell) => cell.textContent));
 found.moreTasks = await page.textContent("#more-tasks");
+// No request is chosen yet, so that none can be explained.
+found.explains = [await page.isVisible("#explain")];
 await page.focus("#lanes");
 // The key and the reading are one task: between two, time goes on and the first request may become late.
 found.why = await page.evaluate(() => {
@@ -78,6 +80,13 @@ found.lanesHigh = [await laneHeight()];
 await page.click("#late");
 found.lanesHigh.push(await laneHeight());
 found.unfold = await page.textContent("#late");
+await page.evaluate(() => {
+  for (let i = 0; i < 400 && document.querySelector("#explain").hidden; i++) document.querySelector("#lanes").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowDown" }));
+});
+found.explains.push(await page.textContent("#explain"));
+await page.click("#explain");
+await page.waitForFunction(() => document.querySelector("#explained").textContent !== "");
+found.explains.push(await page.evaluate(() => [...document.querySelectorAll("#explained p")].map((line) => line.textContent)));
 await page.click("#late");
 await page.focus("#lanes");
 found.whyIsSeen = await page.evaluate(() => {
