@@ -110,7 +110,7 @@ def write_trace(recording: Recording, folder: Path) -> tuple[int, int]:
     ids: dict[bytes, int] = {}
     began_s = min((one.at_s for one in recording.arrived.values()), default=0.0)
     for request, end in traced(recording):
-        blocks = " ".join(str(ids.setdefault(one, len(ids))) for one in prompt_hashes(request))
+        blocks = " ".join(str(ids.setdefault(one, len(ids))) for one in stretch_hashes(request.prompt))
         tenant = f"{request.tenant:016x}" if request.tenant else ""
         label = labels.of(request)
         rows.append((f"{request.at_s - began_s:.6f}", request.prompt_tokens, end.output_tokens, label, blocks, tenant))
@@ -134,9 +134,9 @@ def new_file(folder: Path, name: str) -> Iterator[TextIO]:
         raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}; give another --out") from error
 
 
-def prompt_hashes(request: Arrived) -> Iterator[bytes]:
-    """Yield the hash of each whole stretch of a prompt."""
-    return (request.prompt[at : at + HASH_BYTES] for at in range(0, len(request.prompt), HASH_BYTES))
+def stretch_hashes(contents: bytes) -> list[bytes]:
+    """Return the hash of each whole stretch of a prompt, or of a prompt and its output, as a recording has them."""
+    return [contents[at : at + HASH_BYTES] for at in range(0, len(contents), HASH_BYTES)]
 
 
 class _Labels:

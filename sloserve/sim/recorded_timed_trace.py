@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sloserve.engine.recording.reading import Recording
-from sloserve.sim.recorded_run import new_file, prompt_hashes, traced
+from sloserve.sim.recorded_run import new_file, stretch_hashes, traced
 
 FILE: Final = "trace.jsonl"
 """Name of the file."""
@@ -30,7 +30,7 @@ def timed_rows(recording: Recording) -> Iterator[dict[str, Any]]:
     for request, end in traced(recording):
         began_s = request.at_s if began_s is None else began_s
         found: list[int] = []
-        for one in prompt_hashes(request):
+        for one in stretch_hashes(request.prompt):
             if one not in ids:
                 ids[one], next_id = next_id, next_id + 1
             found.append(ids[one])

@@ -17,6 +17,8 @@ from sloserve.engine.metrics.engine_page import Layout, PageWriter, find_pages
 from sloserve.engine.metrics.process_page import Board, Boards
 from sloserve.engine.metrics.task_metrics import OpenTasksGauge
 from sloserve.engine.metrics.task_page import TaskPage, TaskPages
+from sloserve.fleet.contract.plan_in_force import Plan, ReplayedNeed
+from sloserve.fleet.planning.plan_metrics import PlanCollector
 from sloserve.http3.listener_figures import Http3Figures
 from sloserve.http3.listener_metrics import Http3Collector
 
@@ -68,6 +70,16 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     text = generate_latest(registry).decode()
     page.close()
     return text
+
+
+@pytest.fixture(scope="module")
+def fleet_text() -> str:
+    """A scrape of what a gateway says of the plan of its fleet, with a need that replays have found."""
+    registry = CollectorRegistry(auto_describe=True)
+    need = ReplayedNeed(1000.0, 0.95, 2, 3, 4, 600.0)
+    plan = Plan(1000.0, {"x/0": ()}, pressure={"interactive": 1.4}, replayed=need)
+    registry.register(PlanCollector(lambda: plan))
+    return generate_latest(registry).decode()
 
 
 def _vllm_metrics(registry: CollectorRegistry) -> None:

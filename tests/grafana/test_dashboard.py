@@ -16,8 +16,8 @@ GRID_COLUMNS = 24
 
 
 @pytest.mark.slow
-def test_every_query_can_be_answered(metrics_text: str) -> None:
-    assert check_dashboard(DASHBOARD, metrics_text) == []
+def test_every_query_can_be_answered(metrics_text: str, fleet_text: str) -> None:
+    assert check_dashboard(DASHBOARD, metrics_text + fleet_text) == []
     scrape = read_scrape(metrics_text)
     assert [name for name, labels in scrape.items() if labels is None] == [], "metrics without a sample: not checked"
 
@@ -27,6 +27,12 @@ def test_every_metric_of_ours_is_on_the_dashboard(metrics_text: str) -> None:
     families = {line.split()[2] for line in metrics_text.splitlines() if line.startswith("# TYPE sloserve:")}
     missing = {name for name in families if name not in asked and not name.endswith("_created")}
     assert missing == {"sloserve:slo_targets_total"}  # what the violations are a share of; nobody looks at it alone
+
+
+def test_the_plan_of_a_fleet_is_on_the_dashboard(fleet_text: str) -> None:
+    asked = " ".join(query for _, query, _ in queries(DASHBOARD))
+    families = {line.split()[2] for line in fleet_text.splitlines() if line.startswith("# TYPE sloserve:")}
+    assert len(families) >= 7 and {name for name in families if name not in asked} == set()
 
 
 def test_every_metric_of_ours_is_in_the_docs(metrics_text: str) -> None:

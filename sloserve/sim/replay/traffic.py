@@ -16,7 +16,7 @@ from sloserve.engine.recording.reading import Recording
 from sloserve.estimator.length.kaplan_meier import SurvivalCurve, survival_curve
 from sloserve.estimator.length.remaining import PRIOR_MEAN_TOKENS, PRIOR_WEIGHT
 from sloserve.scheduler.settings import KEY, plugin_settings
-from sloserve.sim.recorded_run import targets_of
+from sloserve.sim.recorded_run import stretch_hashes, targets_of
 from sloserve.sim.workloads.seeding import stream
 
 WARM_UP_S: Final = 600.0
@@ -290,13 +290,13 @@ class _Contents:
         self._output_of: dict[bytes, tuple[int, int]] = {}  # a request, and the place of a stretch of it
         for number, end in recording.ended.items():
             before = len(recording.arrived[number].prompt) // HASH_BYTES if number in recording.arrived else 0
-            for place, one in enumerate(_hashes(end.contents)):
+            for place, one in enumerate(stretch_hashes(end.contents)):
                 self._output_of.setdefault(one, (number, before + place))
 
     def ids(self, request: Arrived) -> tuple[int, ...]:
         """Return the ids of the blocks of a prompt; requests are asked for in the order of their arrival."""
         found: list[int] = []
-        for one in _hashes(request.prompt):
+        for one in stretch_hashes(request.prompt):
             if one not in self._ids_of:
                 self._ids_of[one] = self._of_output(one) or tuple(self._new_id() for _ in range(self._per_stretch))
             found += self._ids_of[one]
@@ -316,7 +316,3 @@ class _Contents:
     def _new_id(self) -> int:
         self._last_id += 1
         return self._last_id
-
-
-def _hashes(contents: bytes) -> list[bytes]:
-    return [contents[at : at + HASH_BYTES] for at in range(0, len(contents), HASH_BYTES)]
