@@ -85,7 +85,7 @@ class Misled(SA):
         super().__init__(settings, seed=seed)
         self._rng = stream(seed, "sa-paper/error")
         self._error = error
-        if settings.length == "gaussian":
+        if settings.length == SA.Settings.length:
             names = [rule.slo_class.name for rule in SLOS.rules]
             _, output, task = lengths(2 * WARM, stream(seed, "sa-paper/warm"))
             for tokens, name in zip(output.tolist(), task, strict=True):

@@ -13,7 +13,7 @@ from sloserve.core.kernels.requests import places_stated
 from sloserve.core.kernels.survival import Chances
 from sloserve.core.rows import LENGTH_QUANTILES, Rows
 from sloserve.estimator.length.at_admission import LEVELS
-from sloserve.estimator.length.choice import CLASS_PREDICTORS, ORACLE, PREDICTED, check_lengths
+from sloserve.estimator.length.choice import ORACLE, PREDICTED, check_lengths, of_class, reads_quantiles
 from sloserve.estimator.length.quantiles import quantile_lengths
 from sloserve.estimator.length.remaining import KnownRequests, LengthEstimator, Rest, rest_of
 from sloserve.estimator.length.survival_table import SurvivalTable
@@ -23,7 +23,6 @@ LENGTH_COLUMNS = frozenset(
 )
 """Columns that :class:`Lengths` reads."""
 
-_EMPIRICAL = "empirical"
 _Known = tuple[IntArray, Callable[[int], Rest]]
 """Places of requests, and a function that returns what remains of them, each repeated as often as it is given."""
 
@@ -41,8 +40,8 @@ class Lengths:
 
     def __init__(self, length: str = PREDICTED, length_error: float = 0.0, *, seed: int) -> None:
         check_lengths(length, length_error)
-        self._of_class = SurvivalTable(CLASS_PREDICTORS.get(length, CLASS_PREDICTORS[_EMPIRICAL])())
-        self._reads_quantiles = length in (PREDICTED, ORACLE)
+        self._of_class = SurvivalTable(of_class(length))
+        self._reads_quantiles = reads_quantiles(length)
         self._oracle: LengthEstimator | None = None
         if length == ORACLE:
             from sloserve.estimator.length.given import OracleLength  # loads scipy

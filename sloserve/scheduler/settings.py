@@ -141,7 +141,8 @@ class PluginSettings(_Settings):
         profile: Name or file of this engine's step times, which its own steps correct; ``None`` to learn them from its
             own steps alone.
         length_model: File that ``sloserve train-length`` wrote; the front end predicts each output's length with it,
-            for policies with ``length=predicted``. ``None``: they predict from the requests of the class that ended.
+            for all policies that predict lengths, unless their option ``length`` names another source. ``None``: they
+            predict from the requests of the class that ended.
         plan_share: Most of the engine's stepping time that planning may cost, as a share; 1 plans at every step.
         aged_share: Most of the admissions, and of the KV in use unless it is one request's, that go to the oldest
             requests past their class's age, as a share; 0 turns ageing off.

@@ -77,7 +77,7 @@ class ExperimentOptions(TrafficOptions):
         ),
     ] = None
     length_model: Annotated[
-        Path | None, typer.Option(help="File of `sloserve train-length`, used by policies with length=predicted.")
+        Path | None, typer.Option(help="File of `sloserve train-length`, by which policies predict output lengths.")
     ] = None
 
 

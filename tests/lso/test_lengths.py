@@ -39,6 +39,7 @@ def lengths_of(snapshot: Callable[..., Snapshot], length: str) -> tuple[Lengths,
     [
         ("empirical", [400, 400, 400, 400, 20, 310]),
         ("predicted", [400, 50, 400, 50, 18, 16]),
+        ("predicted-gaussian", [400, 50, 400, 50, 18, 16]),
         ("oracle", [400, 50, 70, 70, 18, 16]),
     ],
 )

@@ -2,6 +2,7 @@
 
 * ``predicted``: as the front end predicted each request (:mod:`sloserve.estimator.length.at_admission`), where it did;
   the others by ``empirical``.
+* ``predicted-gaussian``: the same, the others by ``gaussian``.
 * A name of ``CLASS_PREDICTORS``: from the requests of the class that ended, and nothing else.
 * ``oracle``: as the client or the simulator states, with an error if one is asked for; requests without a statement as
   under ``predicted``.
@@ -30,12 +31,25 @@ CLASS_PREDICTORS: Final[Mapping[str, Callable[[], LengthEstimator]]] = {
     "gaussian": _gaussian,
 }
 PREDICTED: Final = "predicted"
+PREDICTED_GAUSSIAN: Final = "predicted-gaussian"
 ORACLE: Final = "oracle"
 
 
 def length_names() -> tuple[str, ...]:
     """Return the values that the option ``length`` may have."""
-    return (PREDICTED, *CLASS_PREDICTORS, ORACLE)
+    return (PREDICTED, PREDICTED_GAUSSIAN, *CLASS_PREDICTORS, ORACLE)
+
+
+def of_class(length: str) -> LengthEstimator:
+    """Return the predictor of requests of which only the class is known, where the option ``length`` has this value."""
+    if length == PREDICTED_GAUSSIAN:
+        return _gaussian()
+    return CLASS_PREDICTORS.get(length, EmpiricalLength)()
+
+
+def reads_quantiles(length: str) -> bool:
+    """Return whether predictions of the front end count where the option ``length`` has this value."""
+    return length not in CLASS_PREDICTORS
 
 
 def check_lengths(length: str, length_error: float = 0.0) -> None:

@@ -1,11 +1,11 @@
 """Simulated annealing: the order of service that meets most targets for the least summed latency.
 
 A new plan is made when a request arrived or ended; between, the order holds. What runs stays; there are no preemptions.
-Output lengths are predicted by a Gaussian per class fitted on line, as in the paper (``length=gaussian``), or otherwise
-(:mod:`sloserve.estimator.length.choice`); step times are the engine's. The speed of a reader (TDS) is treated as a TPOT
-target. A good order puts requests that it cannot help behind all others: they starve under overload unless ageing is
-on. A request without targets counts by its latency alone; class rank decides as well: whatever order is found, it is
-admitted before every request of a less urgent class.
+Output lengths are predicted by the length model of the server, if it has one, and else by a Gaussian per class fitted
+on line, as in the paper (``length=gaussian``), or otherwise (:mod:`sloserve.estimator.length.choice`); step times are
+the engine's. The speed of a reader (TDS) is treated as a TPOT target. A good order puts requests that it cannot help
+behind all others: they starve under overload unless ageing is on. A request without targets counts by its latency
+alone; class rank decides as well: whatever order is found, it is admitted before every request of a less urgent class.
 
 Source: SLO-aware scheduling by simulated annealing, Algorithm 1. Differs: see csrc/include/sloserve/anneal.h.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from sloserve.core.arrays import IntArray
 from sloserve.core.kernels.anneal import BatchRequests, BatchTimes, Cooling, anneal
 from sloserve.core.rows import Rows
-from sloserve.estimator.length.choice import check_lengths
+from sloserve.estimator.length.choice import PREDICTED_GAUSSIAN, check_lengths
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.estimator.step_time.profile import ProfileName, load_profile
 from sloserve.lso.decode_first import PREFILL_COLUMNS, uncomputed_tokens
@@ -64,8 +64,8 @@ class SA(PredictingPolicy):
 
     @dataclass(frozen=True)
     class Settings(Policy.Settings):
-        length: str = "gaussian"
-        """``predicted``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
+        length: str = PREDICTED_GAUSSIAN
+        """``predicted``, ``predicted-gaussian``, ``empirical``, ``gaussian`` or ``oracle``, see docs/profile.md"""
         length_error: float = 0.0
         """relative error of the oracle's lengths"""
         profile: ProfileName | Path | None = None

@@ -24,7 +24,9 @@ def test_one_interface(name: str) -> None:
 def test_a_name_and_an_error_are_checked() -> None:
     for name in length_names():
         check_lengths(name)
-    with pytest.raises(ValueError, match="'guess' is not one of predicted, empirical, gaussian, oracle"):
+    with pytest.raises(
+        ValueError, match="'guess' is not one of predicted, predicted-gaussian, empirical, gaussian, oracle"
+    ):
         check_lengths("guess")
     with pytest.raises(ValueError, match="length_error: -1"):
         check_lengths("oracle", -1.0)

@@ -224,7 +224,7 @@ def test_min_lifts_those_who_would_be_the_worst(snapshot: Make) -> None:
 REFUSED = [
     ({"objective": "median"}, "objective: 'median' is not one of mean, min, perfect"),
     ({"victims": "random"}, "victims: 'random' is not one of lead, gain"),
-    ({"length": "guess"}, "length: 'guess' is not one of predicted, empirical, gaussian, oracle"),
+    ({"length": "guess"}, "length: 'guess' is not one of predicted, predicted-gaussian, empirical, gaussian, oracle"),
     ({"alpha": 1.1}, r"alpha: 1\.1 is not within 0\.\.1"),
     ({"alpha": -0.1}, r"alpha: -0\.1 is not within 0\.\.1"),
     ({"alpha": np.nan}, r"alpha: nan is not within 0\.\.1"),

@@ -170,7 +170,10 @@ def test_lengths_are_learnt_from_those_that_end() -> None:
     ("settings", "message"),
     [
         ({"order": "size"}, "order: 'size' is not one of stretch, fcfs"),
-        ({"length": "guess"}, "length: 'guess' is not one of predicted, empirical, gaussian, oracle"),
+        (
+            {"length": "guess"},
+            "length: 'guess' is not one of predicted, predicted-gaussian, empirical, gaussian, oracle",
+        ),
         ({"reserve": 0.6}, r"reserve: 0\.6 is not within 0\.\.0\.5"),
         ({"sigmas": -1.0}, r"sigmas: -1\.0 is not 0 or more, and finite"),
         ({"sigmas": np.inf}, "sigmas: inf is not 0 or more, and finite"),

@@ -331,7 +331,10 @@ def test_shares_are_the_papers_at_first_and_tuned_unless_given() -> None:
         ({"order": "edf"}, "order: 'edf' is not one of fcfs, paper"),
         ({"pipeline": "nested"}, "pipeline: 'nested' is not one of none, hosting, future"),
         ({"remedy": "swap"}, "remedy: 'swap' is not one of reserve, pause, preempt"),
-        ({"length": "guess"}, "length: 'guess' is not one of predicted, empirical, gaussian, oracle"),
+        (
+            {"length": "guess"},
+            "length: 'guess' is not one of predicted, predicted-gaussian, empirical, gaussian, oracle",
+        ),
         ({"padding": -1}, "padding: -1.0 is not within -0.9..4"),
         ({"padding": "tuned"}, "padding: 'tuned' is not a number or auto"),
         ({"reserve": "nan"}, "reserve: 'nan' is not a number or auto"),

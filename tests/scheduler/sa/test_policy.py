@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from sloserve.core.errors import ConfigError
-from sloserve.core.rows import Rows, State
+from sloserve.core.rows import LENGTH_QUANTILES, Rows, State
+from sloserve.estimator.length.at_admission import LEVELS
+from sloserve.estimator.length.choice import reads_quantiles
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.papers.sa_batches import SABatches
 from sloserve.scheduler.policy import Plan, Snapshot, check_plan
+from sloserve.scheduler.registry import make_policy, policy_names
 from sloserve.scheduler.sa.policy import MOST_ANNEALED, SA, cooling_for
 from sloserve.scheduler.sa.times import RemainingWork, Slots, batch_times, bilinear_of, slot_times
 
@@ -104,6 +107,28 @@ def test_predicts_lengths_per_class_from_what_ended(snapshot: Make) -> None:
         for _ in range(50):
             sa.finished(at.rows, ended, 0.0)
     assert order(plan(at, sa)) == [1, 0]
+
+
+def test_a_length_model_counts_unless_another_source_is_named(snapshot: Make) -> None:
+    """The model says that the first is short; the class alone, that both are as long."""
+    short = dict(zip(LENGTH_QUANTILES, (10.0 * LEVELS).tolist(), strict=True))
+    at = snapshot([job(0, oracle_output_tokens=-1), job(0, oracle_output_tokens=-1) | short])
+    ended = at.rows.add(class_id=0, output_tokens=900)
+
+    def planned(settings: SA.Settings) -> list[int]:
+        sa = policy(settings)
+        for _ in range(50):
+            sa.finished(at.rows, ended, 0.0)
+        return order(plan(at, sa))
+
+    assert planned(SA.Settings()) == [1, 0] == planned(SA.Settings(length="predicted"))
+    assert planned(SA.Settings(length="gaussian")) == [0, 1]
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_every_policy_that_predicts_reads_a_length_model_by_default(name: str) -> None:
+    length = getattr(make_policy(name).settings, "length", None)
+    assert length is None or reads_quantiles(length)
 
 
 def test_batches_limit_how_many_run(snapshot: Make) -> None:
