@@ -92,6 +92,7 @@ class ProfileEngine:
             max_num_seqs=self._scheduler.max_num_running_reqs,
             max_model_len=self.config.model_config.max_model_len,
             kv_capacity_tokens=self._kv.capacity_tokens,
+            decode_tokens=1 + int(self._scheduler.num_spec_tokens),
         )
 
     def facts(self, name: str, model: str) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class ProfileEngine:
         return {
             "name": name,
             "hardware": hardware(parallel),
-            "model": f"{model}, {str(self.config.model_config.dtype).removeprefix('torch.')}",
+            "model": f"{model}, {str(self.config.model_config.dtype).removeprefix('torch.')}{self._drafts}",
             "tensor_parallel": parallel,
             "vllm_version": vllm.__version__,
             **self._kv.fields(parallel),
@@ -110,6 +111,12 @@ class ProfileEngine:
             "max_num_batched_tokens": limits.max_num_batched_tokens,
             "async_scheduling": self.core.batch_queue is not None,
         }
+
+    @property
+    def _drafts(self) -> str:
+        """Text on what drafts, which is part of each step that decodes; empty without drafts."""
+        drafts = self.config.speculative_config
+        return "" if drafts is None else f", {drafts.num_speculative_tokens} drafts a step ({drafts.method})"
 
     def measure(self, scenario: Scenario) -> list[TimedStep]:
         """Measure the scenario's steps, each timed once; the engine is empty before and after.
@@ -146,7 +153,8 @@ class ProfileEngine:
     def _waves(self, scenario: Scenario) -> Iterator[TimedStep]:
         for i, wave in enumerate(scenario.waves):
             self._timed.clear()
-            self._scheduler.max_num_scheduled_tokens = min(self._budget, scenario.decode_seqs + wave.step_tokens)
+            decodes = self.limits.decode_tokens * scenario.decode_seqs
+            self._scheduler.max_num_scheduled_tokens = min(self._budget, decodes + wave.step_tokens)
             with nullcontext() if scenario.decode_seqs else self._one_in_flight():
                 self._serve(wave)
             steps = [(load, s) for load, s in self._timed if load.prefill_tokens]

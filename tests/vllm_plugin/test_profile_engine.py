@@ -11,6 +11,7 @@ from sloserve.estimator.step_time.measurements import TimedStep
 from sloserve.estimator.step_time.profile import load_profile
 from tests.engine_process import restored_process
 from tests.equality.engine import ENGINE_WARNINGS
+from tests.forked import run_forked
 from tests.vllm_plugin.launched_worker import LAUNCH_S, TIME
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, *map(pytest.mark.filterwarnings, ENGINE_WARNINGS)]
@@ -58,3 +59,29 @@ def test_a_prompt_beside_decodes(engine: Any) -> None:
         assert step.duration_s == pytest.approx(true_s(step), rel=1e-6)
     assert short.duration_s == pytest.approx(LAUNCH_S - decodes[-1].duration_s, rel=0.02)
     assert long.duration_s == pytest.approx(true_s(long), rel=0.02)
+
+
+def measure_with_ngrams() -> None:
+    from sloserve.vllm_plugin.profile_engine import ProfileEngine
+    from sloserve.vllm_plugin.server import serve
+
+    ngrams = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,"prompt_lookup_min":1}'
+    flags = ["builtin:tiny", "--max-num-batched-tokens", "512", "--max-model-len", "1024"]
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    engine = ProfileEngine(serve.prepare([*flags, "--speculative-config", ngrams], {}))
+    assert engine.limits.decode_tokens == 4
+    assert engine.facts("p", "tiny")["model"] == "tiny, float32, 3 drafts a step (ngram)"
+    *decodes, prompt = engine.measure(Scenario(16, 128, (Wave(1, 448, 448),)))
+    engine.shutdown()
+    assert len(decodes) == 12 and all(step.load.decode_seqs == 16 for step in (*decodes, prompt))
+    drafts = [step.load.draft_tokens or 0 for step in decodes]
+    assert max(drafts) <= 48 and sum(drafts) > 12 * 16
+    assert prompt.load.prefill_tokens == 448 and prompt.kind == "wave 0 step 0"
+
+
+def test_steps_with_drafts() -> None:
+    """n-grams on the CPU engine: decodes are timed with their drafts, and prompts are computed beside them.
+
+    In a process of its own: it loads numba, after which vLLM starts no second engine in the same one.
+    """
+    run_forked(measure_with_ngrams)

@@ -4,10 +4,12 @@ Squares are of relative errors: a decode step of 5 ms counts as much as a prefil
 coefficients once its threshold is fixed (free tokens of the hinge, batch size of DistServe's two decode sets); the
 threshold is the candidate with the least error. Coefficients cannot be negative, so that no step outside the grid costs
 less than nothing; the hinge's seq_ms alone may be, within its own bounds.
+
+Draft tokens count as each form counts them. What an engine takes to draft them is part of the decodes' coefficients.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import nnls
@@ -22,6 +24,9 @@ SMALL_BATCH_BELOW = (1, 9, 17, 33, 65, 95, 129)
 
 MIN_STEPS = 6
 """Fewer steps of a kind, with prefill or without, do not determine its coefficients."""
+
+_LEAST_SHARE = 0.1
+"""A step that only decodes takes at least this share of its time for what is not its drafts."""
 
 _DIGITS = 8
 _MIN_BASE_MS = 1e-6
@@ -92,7 +97,20 @@ def fit_hinge(steps: Sequence[MeasuredStep]) -> Hinge:
     decode, prefill = _apart(steps)
     line = _decode_line(decode)
     fits = [_hinge_with(free, prefill, line) for free in FREE_TOKENS]
-    return min(fits, key=lambda form: _relative_error(form, prefill))
+    if not any(step.load.draft_tokens for step in decode):
+        return min(fits, key=lambda form: _relative_error(form, prefill))
+    fits = [replace(form, decode=_decode_line(_without_drafts(decode, form))) for form in fits]
+    return min(fits, key=lambda form: _relative_error(form, steps))
+
+
+def _without_drafts(steps: Sequence[MeasuredStep], form: Hinge) -> list[MeasuredStep]:
+    """Return steps that only decode, without the time that the form counts for their drafts."""
+    found = []
+    for step in steps:
+        plain = replace(step.load, draft_tokens=None)
+        drafts_s = form.decode_bound_s(step.load) - form.decode_bound_s(plain)
+        found.append(MeasuredStep(plain, max(step.duration_s - drafts_s, _LEAST_SHARE * step.duration_s)))
+    return found
 
 
 def _hinge_with(free_tokens: int, steps: Sequence[MeasuredStep], line: DecodeLine) -> Hinge:
@@ -135,7 +153,7 @@ def fit_bilinear(steps: Sequence[MeasuredStep]) -> Bilinear:
     def batch(steps: Sequence[MeasuredStep], size: Callable[[StepLoad], tuple[int, int]]) -> BatchFit:
         def columns(load: StepLoad) -> tuple[float, ...]:
             requests, tokens = size(load)
-            return (tokens, requests, tokens / requests, 1.0)
+            return (tokens, requests + (load.draft_tokens or 0), tokens / requests, 1.0)
 
         alpha, beta, gamma, delta = _nnls(steps, columns)
         return BatchFit(alpha_ms=alpha, beta_ms=beta, gamma_ms=gamma, delta_ms=max(delta, _MIN_BASE_MS))
@@ -156,8 +174,8 @@ def fit_distserve(steps: Sequence[MeasuredStep]) -> DistServe:
     base, token, attention = _nnls(prefill, lambda x: (1.0, x.prefill_tokens, x.prefill_attention_tokens2))
 
     def with_threshold(below: int) -> DistServe:
-        small = [s for s in decode if s.load.decode_seqs < below]
-        large = [s for s in decode if s.load.decode_seqs >= below]
+        small = [s for s in decode if _positions(s.load) < below]
+        large = [s for s in decode if _positions(s.load) >= below]
         line = _decode_line(large)
         return DistServe(
             prefill_base_ms=max(base, _MIN_BASE_MS),
@@ -169,15 +187,20 @@ def fit_distserve(steps: Sequence[MeasuredStep]) -> DistServe:
         )
 
     def usable(below: int) -> bool:
-        small = sum(s.load.decode_seqs < below for s in decode)
+        small = sum(_positions(s.load) < below for s in decode)
         return len(decode) - small >= MIN_STEPS and (small == 0 or small >= MIN_STEPS)
 
     fits = [with_threshold(below) for below in SMALL_BATCH_BELOW if below == 1 or usable(below)]
     return min(fits, key=lambda form: _relative_error(form, decode))
 
 
+def _positions(load: StepLoad) -> int:
+    """Return the positions of the decodes: a token of each sequence, and its drafts."""
+    return load.decode_seqs + (load.draft_tokens or 0)
+
+
 def _decode_line(steps: Sequence[MeasuredStep]) -> DecodeLine:
-    base, context, seq = _nnls(steps, lambda x: (1.0, x.decode_context_tokens, x.decode_seqs))
+    base, context, seq = _nnls(steps, lambda x: (1.0, x.decode_context_tokens, _positions(x)))
     return DecodeLine(base_ms=max(base, _MIN_BASE_MS), context_token_ms=context, seq_ms=seq)
 
 

@@ -18,7 +18,7 @@ _PREFIX_CHUNKS = (128, 512, 2048)
 _CHUNKS_A_PROMPT = 6
 _MANY_PROMPTS = (4, 16)
 _DECODED_TOKENS = 64
-"""Tokens that a scenario leaves for what its requests decode meanwhile."""
+"""Tokens that a scenario leaves for what its requests decode meanwhile, with each draft as many more."""
 
 _MIN_EACH = 9
 """Least scenarios that decode, and least waves.
@@ -29,12 +29,21 @@ A quarter is held out, and the rest must still determine the coefficients.
 
 @dataclass(frozen=True, slots=True)
 class EngineCapacity:
-    """Limits of the engine: tokens and requests in a step, tokens of a request, tokens in the KV cache."""
+    """Limits of the engine.
+
+    Args:
+        max_num_batched_tokens: Tokens of a step.
+        max_num_seqs: Requests in a step.
+        max_model_len: Tokens of a request.
+        kv_capacity_tokens: Tokens in the KV cache.
+        decode_tokens: Most tokens of a request that decodes in a step: its own, and its drafts.
+    """
 
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int
     kv_capacity_tokens: int
+    decode_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +103,11 @@ def full_grid(limits: EngineCapacity, max_context_tokens: int = 131_072) -> list
         if tokens > chunk:
             waves.append(Wave(1, tokens, chunk))
     scenarios = [Scenario(0, 0, (wave,)) for wave in waves]
-    for n in _fitting(_SEQS, min(seqs, budget)):
-        chunks = _fitting(_BESIDE_DECODE, min(budget - n, length - 1))
+    each = limits.decode_tokens
+    for n in _fitting(_SEQS, min(seqs, budget // each)):
+        chunks = _fitting(_BESIDE_DECODE, min(budget - each * n, length - 1))
         beside = tuple(Wave(1, chunk, chunk) for chunk in chunks) if n < seqs else ()
-        for i, context in enumerate(_fitting(_CONTEXTS, min(length, room // n) - _DECODED_TOKENS)):
+        for i, context in enumerate(_fitting(_CONTEXTS, min(length, room // n) - each * _DECODED_TOKENS)):
             # Prompts beside every other context: what mixing costs hardly depends on it.
             scenarios.append(Scenario(n, context, beside if i % 2 else ()))
     _check(scenarios, limits)
@@ -113,9 +123,11 @@ def small_grid(limits: EngineCapacity) -> list[Scenario]:
     chunks = _fitting((8, 32, 128, 256, 512), min(limits.max_num_batched_tokens, limits.max_model_len - 1))
     scenarios = [Scenario(0, 0, tuple(Wave(1, chunk, chunk) for chunk in chunks))]
     scenarios += [Scenario(0, 0, (Wave(1, 3 * chunk, chunk), Wave(2, chunk, chunk))) for chunk in chunks[1:3]]
-    for n in _fitting((1, 2, 4, 16), limits.max_num_seqs - 1):
-        for context in _fitting((16, 64, 128, 448), min(limits.max_model_len, room // n) - _DECODED_TOKENS):
-            scenarios.append(Scenario(n, context, (Wave(1, 64, 64),) if context == 128 else ()))
+    each = limits.decode_tokens
+    for n in _fitting((1, 2, 4, 16), min(limits.max_num_seqs - 1, limits.max_num_batched_tokens // each)):
+        for context in _fitting((16, 64, 128, 448), min(limits.max_model_len, room // n) - each * _DECODED_TOKENS):
+            beside = context == 128 and each * n + 64 <= limits.max_num_batched_tokens
+            scenarios.append(Scenario(n, context, (Wave(1, 64, 64),) if beside else ()))
     _check(scenarios, limits)
     return scenarios
 

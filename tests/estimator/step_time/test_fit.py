@@ -1,5 +1,7 @@
 """Fits recover the coefficients that made the steps, hold them non-negative, and are scored on steps not fitted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,6 +53,17 @@ def test_hinge_is_recovered_with_its_threshold_and_its_negative_seq_ms() -> None
     assert (form.base_ms, form.token_ms, form.seq_ms) == pytest.approx((10.0, 0.05, -0.02))
     assert (form.attention_token2_ms, form.prefix_attention_token2_ms) == pytest.approx((2e-6, 1e-6))
     assert (form.context_token_ms, form.prefill_ms, form.decode.seq_ms) == pytest.approx((1e-4, 0.3, 0.03))
+
+
+@pytest.mark.parametrize("form", [HINGE, DISTSERVE, BILINEAR], ids=lambda form: form.form)
+def test_drafts_are_counted_once(form: Hinge | DistServe | Bilinear) -> None:
+    """An engine with three drafts a step: the fit knows what its steps take, and what they would without drafts."""
+    fit = {"hinge": fit_hinge, "distserve": fit_distserve, "bilinear": fit_bilinear}[form.form]
+    drafted = [replace(load, draft_tokens=(2 + i % 2) * load.decode_seqs) for i, load in enumerate(LOADS + MIXED)]
+    found = fit(measured(form, drafted))
+    assert score(found, measured(form, drafted)).mape_percent < 3.0
+    plain = [load for load in LOADS if load.decode_seqs]
+    assert score(found, measured(form, plain)).mape_percent < 6.0
 
 
 def test_bilinear_and_distserve_are_recovered() -> None:
