@@ -2,6 +2,7 @@
 
 import pytest
 
+from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.vllm_plugin.versions import installed_vllm
 
 IS_0_30 = str(installed_vllm()).startswith("0.30.")
@@ -33,6 +34,16 @@ def follows_mamba(caches: bool) -> bool:
     that it sometimes admits a request earlier.
     """
     return not IS_0_31 and not (IS_0_33 and caches)
+
+
+def follows_hits(settings: EngineSettings) -> bool:
+    """Whether the simulator's model finds prefixes as this vLLM does.
+
+    It follows 0.32. Since 0.33 a draft head has no block computed again where there is no KV connector.
+    """
+    return not (IS_0_33 and settings.enable_prefix_caching and settings.drops_found_block) or bool(
+        settings.swap_space_gib
+    )
 
 
 def has_mamba_all() -> bool:

@@ -124,7 +124,9 @@ class VirtualEngine(EventLoop):
         self._hasher = None
         if settings.enable_prefix_caching:
             init_none_hash(sha256)
-            self._hasher = get_request_block_hasher(self.scheduler.hash_block_size, sha256)
+            # Since 0.33 the hash of a block may cover tokens after it, which layers that draft have read.
+            ahead = int(getattr(self.scheduler, "num_hash_lookahead_tokens", 0))
+            self._hasher = get_request_block_hasher(self.scheduler.hash_block_size, sha256, *([ahead] if ahead else []))
         self._live: dict[str, _LiveRequest] = {}
         self._lora_numbers: dict[str, int] = {}
         self._prefilling: set[str] = set()
