@@ -56,11 +56,13 @@ RESERVE: Final = 0.5
 
 A risk is the least of several shares, which is less than each of them is on average.
 """
-PATIENCE: Final = 0.9
-"""Part of the time that a promised request has to spare for which it is served in the policy's own order.
+KEPT_BACK: Final = 0.5
+MOST_KEPT_BACK_S: Final = 5.0
+"""Part of the time that a promised request has to spare for which it comes first, and the most seconds of it.
 
-With half of it promised batches went before chats without a promise that would have been in time: at 1.5 times the load
-0.88 of the requests that are in time without promises were so with them, with nine tenths 0.91.
+Before that it is served in the policy's own order. What delays a request that comes first, such as long steps, lasts
+seconds whatever its targets are. Half of a minute made promised batches go before chats without a promise that would
+have been in time, a tenth of a second breaks promises of chats.
 """
 _DEADLINES_AT_REST: Final = 4096
 """Deadlines of requests that have ended up to which they are not dropped."""
@@ -239,7 +241,8 @@ class Promising:
         one.of_promised, one.prediction = use, prediction
         # The use may become as large as one of small risk, or as one with a quantile of 1.
         safe = max(min(of_class.promised.safe_use(most), 1.0), use / quantile)
-        first_after_s = PATIENCE * one.least_s * max(1.0 - max(quantile, use), 0.0)
+        spare_s = one.least_s * max(1.0 - max(quantile, use), 0.0)
+        first_after_s = spare_s - min(KEPT_BACK * spare_s, MOST_KEPT_BACK_S)
         one.slack_s = max(one.least_s * (safe - use) - first_after_s, 0.0)
         one.wait_s = first_after_s + wait_s
         one.promised = Promised(level, one.service_s * others_waiting, first_after_s)
