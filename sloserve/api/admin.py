@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from sloserve.api.explaining import Explaining
+from sloserve.api.explaining import Explaining, recorded
 from sloserve.core.clock import SystemClock
 from sloserve.core.errors import BadBody, ConfigError, EngineError, QueueFull
 from sloserve.core.files.model import Allowed, check_model, dotted
@@ -219,11 +219,11 @@ class AdminApp:
         if route == "settings":
             return await self._settings(engine, scope, receive)
         if route == "explain":
+            live = live_settings_of(engine)
+            settings = recorded(None if live is None else live.now.settings)
             if self._explaining is None:
                 self._explaining = Explaining()
                 on_stop(engine, self._explaining.close)
-            live = live_settings_of(engine)
-            settings = None if live is None else live.now.settings
             return await self._explaining.answer(settings, scope.get("query_string", b""), SystemClock().now_s())
         if route == "tenants":
             tenants = await _read(TenantsElsewhere, scope, receive, most_bytes=MAX_TENANTS_BYTES)

@@ -56,19 +56,17 @@ class Explaining:
         self._running: subprocess.Popen[bytes] | None = None
         self._is_busy = False
 
-    async def answer(self, settings: PluginSettings | None, query: bytes, now_s: float) -> Any:
+    async def answer(self, settings: PluginSettings, query: bytes, now_s: float) -> Any:
         """Return why the request that a query names was late, or else the late requests of the first engine.
 
         Args:
-            settings: Settings of the server; ``None`` for an engine without sloserve's scheduler.
+            settings: Settings of the server, which records.
             query: Query of the route's address: ``request=RANK-NUMBER``, or ``rank=RANK`` for the list.
             now_s: The present time, in epoch seconds.
 
-        Raises: ConfigError for a request that cannot be explained, and where nothing is recorded; QueueFull while
-            another one is explained; EngineError if the command fails.
+        Raises: ConfigError for a request that cannot be explained; QueueFull while another one is explained;
+            EngineError if the command fails.
         """
-        if settings is None or not settings.record_mib:
-            raise ConfigError("explain: this server records nothing; start it with --record-mib 64")
         rank, number = _asked(query)
         which = ["--late"] if number is None else [f"{rank}-{number}"]
         place = ["--recording", engine_stem(present_run(now_s).name, rank)]
@@ -117,6 +115,17 @@ class Explaining:
             last = words.strip().rpartition("\n")[2][:500].removeprefix("sloserve: ")
             raise ConfigError(last) if status == _WRONG else EngineError(f"explain: failed ({status}): {last}")
         return json.loads(said)
+
+
+def recorded(settings: PluginSettings | None) -> PluginSettings:
+    """Return the settings of a server that records. Raises: ConfigError for one that does not.
+
+    Args:
+        settings: Settings of the server; ``None`` for an engine without sloserve's scheduler.
+    """
+    if settings is None or not settings.record_mib:
+        raise ConfigError("explain: this server records nothing; start it with --record-mib 64")
+    return settings
 
 
 def _asked(query: bytes) -> tuple[int, int | None]:

@@ -141,6 +141,12 @@ def test_what_is_no_policy_changes_nothing(client: httpx.Client, ranks: Ranks, b
     assert ranks.policy == "fcfs"
 
 
+def test_a_server_that_records_nothing_says_how_it_would_explain(client: httpx.Client) -> None:
+    assert "start it with --record-mib 64" in says(client.get(PREFIX + "explain?request=0-1"), 400)
+    assert client.get(PREFIX + "explain", headers={"Authorization": "Bearer no"}).status_code == 401
+    assert client.post(PREFIX + "explain").status_code == 405
+
+
 def test_other_routes_methods_and_failures_are_told_in_the_same_format(client: httpx.Client, ranks: Ranks) -> None:
     routes = (
         "GET /sloserve/status, GET /sloserve/events, PUT /sloserve/policy, GET /sloserve/settings, "

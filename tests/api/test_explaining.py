@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sloserve.api import explaining
-from sloserve.api.explaining import COMMAND, Explaining
+from sloserve.api.explaining import COMMAND, Explaining, recorded
 from sloserve.core.errors import ConfigError, EngineError, QueueFull
 from sloserve.engine.recording import run
 from sloserve.engine.recording.folder import engine_stem
@@ -35,7 +35,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PluginSettings:
     return PluginSettings(record_mib=64, record_folder=str(tmp_path))
 
 
-def asked(explainer: Explaining, settings: PluginSettings | None, query: bytes = b"request=0-7") -> Any:
+def asked(explainer: Explaining, settings: PluginSettings, query: bytes = b"request=0-7") -> Any:
     return bounded.run(explainer.answer(settings, query, NOW_S))
 
 
@@ -72,7 +72,7 @@ def test_another_query_is_refused(settings: PluginSettings, query: bytes, messag
 @pytest.mark.parametrize("kept", [PluginSettings(), None])
 def test_a_server_without_a_recording_says_so(kept: PluginSettings | None) -> None:
     with pytest.raises(ConfigError, match="this server records nothing; start it with --record-mib 64"):
-        asked(saying("raise AssertionError"), kept)
+        recorded(kept)
 
 
 def test_one_at_a_time(settings: PluginSettings) -> None:
