@@ -25,7 +25,7 @@ PARTS = ("stepped", "preempting", "preempted", "ended")
 def measure(policy: str, requests: int, steps: int) -> dict[str, Any]:
     engine, clock = engine_of(policy, requests // 2), Stopwatch()
     scheduler = engine.scheduler
-    traced = scheduler._traced = scheduler._make_traced()
+    traced = scheduler.trace()
     for name in PARTS:
         setattr(traced, name, clock.times("traced", getattr(traced, name)))
     clock.times_vllm()

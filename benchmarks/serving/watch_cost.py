@@ -56,7 +56,7 @@ class _Server:
         self.view = LiveView(lambda: "model", names, lambda: [Board(len(names), 1)], self.engine._clock, folder)
 
     def _time(self, scheduler: Any) -> None:
-        watched = scheduler._watched
+        watched = scheduler._observers.watched
         self.is_due = watched.is_due
         self.scheduling = False
         shows = self.clock.times("frame", watched.write)

@@ -48,7 +48,7 @@ def test_every_request_completes_within_a_bound_under_a_flood_of_newer_ones(
     from sloserve.estimator.step_time.profile import load_profile
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
-    monkeypatch.setattr("sloserve.vllm_plugin.engine.scheduler.make_policy", lambda *args, **kwargs: NewestFirst())
+    monkeypatch.setattr("sloserve.engine.policy_maker.make_policy", lambda *args, **kwargs: NewestFirst())
     slo = DEFAULT_CLASSES.slo("interactive", Targets())
     rng = np.random.default_rng(seed)
     # The flood goes on for longer than the bound: who waits for its end is late.

@@ -31,7 +31,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         size = {"kv_blocks": 40, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256} | settings
         config = None if policy is None else {"sloserve": dict(section or {})}
         if isinstance(policy, Policy):
-            monkeypatch.setattr("sloserve.vllm_plugin.engine.scheduler.make_policy", lambda *args, **kwargs: policy)
+            monkeypatch.setattr("sloserve.engine.policy_maker.make_policy", lambda *args, **kwargs: policy)
         elif config is not None:
             config["sloserve"]["policy"] = policy
         costs = constant_cost(plan_cost_us)

@@ -15,7 +15,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self
 
 from vllm.v1.core.sched.interface import PauseState
@@ -33,25 +32,26 @@ from sloserve.engine.metrics.tenant_figures import TenantRows
 from sloserve.engine.planned_step import Step
 from sloserve.engine.planner import Planner
 from sloserve.engine.policy_change import PolicyChanged
+from sloserve.engine.policy_maker import PolicyMaker
 from sloserve.engine.recording.plan_log import PlanLog
 from sloserve.engine.shadow import Shadow
 from sloserve.engine.step_clock import StepClock
 from sloserve.engine.tenant_shares import TenantShares
-from sloserve.estimator.planning_cost import PlanningCost, PlanningCosts
+from sloserve.estimator.planning_cost import PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.scheduler import engine_flags
 from sloserve.scheduler.live_settings import check_live
 from sloserve.scheduler.policy import Plan, Policy
-from sloserve.scheduler.registry import make_policy, parse_policy, policy_text
+from sloserve.scheduler.registry import parse_policy, policy_text
 from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.vllm_plugin.engine import compat, kv_loads, plans_off, private_names
 from sloserve.vllm_plugin.engine.apply import StockLimits, let_in_loaded
 from sloserve.vllm_plugin.engine.asynchronous import asynchronous
 from sloserve.vllm_plugin.engine.contained_scheduler import ContainedScheduler
 from sloserve.vllm_plugin.engine.ledger import EngineStats
+from sloserve.vllm_plugin.engine.observers import Observers
 from sloserve.vllm_plugin.engine.other_connectors import hold_back_preempted
-from sloserve.vllm_plugin.engine.recorded import Recorded, accepted_drafts, start_recording
+from sloserve.vllm_plugin.engine.recorded import Recorded, start_recording
 from sloserve.vllm_plugin.engine.step_load import step_load
 from sloserve.vllm_plugin.engine.swapping import Parked, Swapping
 from sloserve.vllm_plugin.engine.traced import Traced
@@ -113,10 +113,7 @@ class SLOScheduler(ContainedScheduler):
     # Until the constructor knows better, see ContainedScheduler.
     _planner: Planner | None = None
     _swapping: Swapping | None = None
-    _watched: Watched | None = None
-    _later: tuple[Callable[[], None], ...] = ()  # report the last scheduled step to watchers and traces
-    _traced: Traced | None = None
-    _recorded: Recorded | None = None
+    _observers = Observers(ContainedScheduler._booking)
     _plan_log: PlanLog | None = None
     _policy_change: PolicyChanged | None = None
     _round: _Round | None = None
@@ -156,12 +153,13 @@ class SLOScheduler(ContainedScheduler):
         self._figures_again_s = 0.0
         self.slo_planning_s = self._plan_s = 0.0
         """What planning for the last step costs in virtual time."""
-        self._planning_costs = planning_costs
+        self._policies = PolicyMaker(settings, self.scheduler_config, planning_costs)
         self._shares = TenantShares.of(settings)
         tenants = TenantTable() if self._shares is None else self._shares.tenants
         self._tenant_rows = TenantRows.of(settings)
         self._ledger = EngineStats(settings.classes, self.slo_counters, tenants, self._tenant_rows)
         self._booking = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
+        self._observers = Observers(self._booking, self._clock)
         self._planning = Containment(
             self.slo_counters, "sloserve failed; vLLM schedules by itself for a while", self._drop_planner
         )
@@ -187,44 +185,20 @@ class SLOScheduler(ContainedScheduler):
         unpaused = plans_off.no_pauses_reason(self)
         self._may_pause = unpaused is None
         self._policy_spec: tuple[str, Mapping[str, Any]] = (settings.policy, settings.policy_options)
-        self._policy = self._make_policy(*self._policy_spec)
+        self._policy = self._policies.policy(*self._policy_spec)
         self._policy_text = policy_text(*self._policy_spec)
-        self._shadow, self._shadow_text = self._make_shadow(settings.shadow_policy), settings.shadow_policy
+        self._shadow, self._shadow_text = self._policies.shadow(settings.shadow_policy), settings.shadow_policy
         self._unsafe = plans_off.identity_reason(self)
         self._plans_off: str | None = None
         """Reason why vLLM schedules by itself where a policy would plan."""
         self._planner = self._make_planner(self._policy, self._shadow, self._policy_text)
         if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
-            self._traced = self._make_traced()
+            self.trace()
         self._counts = True
         if self._planner is not None and unpaused is not None:
             logger.warning("sloserve pauses no request: %s", unpaused)
         if self._planner is not None and unkept is not None:
             logger.warning("no plan of sloserve preempts a request: %s", unkept)
-
-    def _make_policy(self, name: str, options: Mapping[str, Any], allow_files: bool = True) -> Policy:
-        policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
-        engine_flags.check_order(policy, name, self.scheduler_config.policy, shares=self._shares is not None)
-        self._check_chunks(policy, name)
-        return policy
-
-    def _check_chunks(self, policy: Policy, name: str) -> None:
-        """Raise ConfigError for a policy that needs chunked prefill where it is off; log a step budget that rests."""
-        chunked_prefill = self.scheduler_config.enable_chunked_prefill
-        engine_flags.check_chunks(policy, name, chunked_prefill)
-        if policy.settings.step_budget and not chunked_prefill:
-            logger.warning("sloserve derives no step budget for policy %s: chunked prefill is off", name)
-
-    def _make_shadow(self, text: str | None, allow_files: bool = True) -> Shadow | None:
-        if text is None:
-            return None
-        name, options = parse_policy(text)
-        policy = make_policy(name, options, seed=self._settings.seed, allow_files=allow_files)
-        self._check_chunks(policy, name)
-        return Shadow(policy, self._settings.plan_share, self._cost_of(text))
-
-    def _cost_of(self, policy: str) -> PlanningCost | None:
-        return None if self._planning_costs is None else self._planning_costs.of(policy)
 
     def _make_planner(self, policy: Policy, shadow: Shadow | None, text: str) -> Planner | None:
         """Return a planner for a policy; ``None`` if vLLM schedules by itself.
@@ -250,7 +224,7 @@ class SLOScheduler(ContainedScheduler):
             self._planned,
             may_pause=self._may_pause,
             may_preempt=self._may_preempt,
-            cost=self._cost_of(text),
+            cost=self._policies.cost_of(text),
             shares=self._shares,
         )
 
@@ -280,17 +254,15 @@ class SLOScheduler(ContainedScheduler):
         used, shadow, spec, shadow_text = self._policy, self._shadow, self._policy_spec, self._shadow_text
         if policy is not None:
             spec = parse_policy(policy)
-            used = self._make_policy(*spec, allow_files)
+            used = self._policies.policy(*spec, allow_files=allow_files)
         if shadow_policy is not None:
-            shadow, shadow_text = self._make_shadow(shadow_policy or None, allow_files), shadow_policy or None
+            shadow_text = shadow_policy or None
+            shadow = self._policies.shadow(shadow_text, allow_files=allow_files)
         self._use(used, shadow, policy_text(*spec))
         self._policy_spec, self._policy_text, self._shadow_text = spec, policy_text(*spec), shadow_text
         self._plan_pause_s = PLAN_AGAIN_S
         self._say_policies()
-        if self._recorded is not None:
-            self._booking(
-                None, self._recorded.policy_changed, self._policy_text, self._shadow_text, self._clock.now_s()
-            )
+        self._observers.policy_changed(self._policy_text, self._shadow_text)
 
     @property
     def policy_change(self) -> PolicyChanged | None:
@@ -328,7 +300,7 @@ class SLOScheduler(ContainedScheduler):
 
     def _made_anew(self) -> tuple[Policy, Shadow | None]:
         """Return the policies at work for new rows, without knowledge of the rows that are no more."""
-        return self._make_policy(*self._policy_spec), self._make_shadow(self._shadow_text)
+        return self._policies.policy(*self._policy_spec), self._policies.shadow(self._shadow_text)
 
     @property
     def tenant_shares(self) -> TenantShares | None:
@@ -363,8 +335,7 @@ class SLOScheduler(ContainedScheduler):
         self._ledger.follow(settings.classes)
         if self._planner is not None:
             self._planner.follow(settings)
-        if self._watched is not None:
-            self._watched.follow(settings.classes)
+        self._observers.follow(settings.classes)
         if self._shares is not None and settings.tenant_shares is not None:
             self._shares.follow(settings.tenant_shares)
 
@@ -385,9 +356,9 @@ class SLOScheduler(ContainedScheduler):
         except OSError as error:
             logger.warning("sloserve cannot publish the scheduler's figures, metrics will lack them: %s", error)
         if self._settings.record_mib:
-            self._recorded = start_recording(self, rank, self._clock, self._ledger.recording)
-        if self._recorded is not None and self._settings.record == "plans":
-            self.record_plans(self._recorded.log_of_plans())
+            self._observers.recorded = start_recording(self, rank, self._clock, self._ledger.recording)
+        if self._observers.recorded is not None and self._settings.record == "plans":
+            self.record_plans(self._observers.recorded.log_of_plans())
         self._say_policies()
 
     def show_on(self, page: LiveWriter) -> None:
@@ -396,7 +367,13 @@ class SLOScheduler(ContainedScheduler):
         if port is None:
             page.close()
             return
-        self._watched = Watched(self, self._ledger, port, self._settings.classes, page)
+        self._observers.watched = Watched(self, self._ledger, port, self._settings.classes, page)
+
+    def trace(self) -> Traced | None:
+        """Add what happens to the traces of requests; return what adds it, ``None`` where blocks cannot be counted."""
+        port = self._shown_port()
+        self._observers.traced = None if port is None else Traced(self, self._ledger, port)
+        return self._observers.traced
 
     def _shown_port(self) -> VllmPort | None:
         """Return a port; ``None`` with a KV cache with blocks that cannot be counted, which was logged."""
@@ -405,10 +382,6 @@ class SLOScheduler(ContainedScheduler):
         except LookupError:
             return None
 
-    def _make_traced(self) -> Traced | None:
-        port = self._shown_port()
-        return None if port is None else Traced(self, self._ledger, port)
-
     def _say_policies(self) -> None:
         self._ledger.say_policies(self._policy_text, self._shadow_text, self._plans_off, self._policy_change)
 
@@ -416,7 +389,7 @@ class SLOScheduler(ContainedScheduler):
 
     def record(self, recorded: Recorded) -> None:
         """Record what this scheduler is asked and does from the next request on."""
-        self._recorded = recorded
+        self._observers.recorded = recorded
 
     def record_plans(self, log: PlanLog) -> None:
         """Record all that policies are given, and their next plans."""
@@ -427,17 +400,13 @@ class SLOScheduler(ContainedScheduler):
     @property
     def recorded_number(self) -> Callable[[str], int | None] | None:
         """Function that returns the number of a request in the recording; ``None`` without a recording."""
-        return None if self._recorded is None else self._recorded.number_of
+        recorded = self._observers.recorded
+        return None if recorded is None else recorded.number_of
 
     def _close_pages(self) -> None:
-        if self._recorded is not None:
-            self._booking(None, self._recorded.close)
-            self._recorded = None
+        self._observers.close()
         if self._counts:
             self._booking(None, self._ledger.close)
-        if self._watched is not None:
-            self._booking(None, self._watched.close)
-        self._watched, self._later = None, ()
 
     def _before_adding(self, request: Request) -> bool:
         """Move the request's time of arrival to our clock, also of a session's next input, which is not new."""
@@ -450,8 +419,8 @@ class SLOScheduler(ContainedScheduler):
         if request.request_id not in self.requests:
             return
         stated: StatedSLO | None = self._booking(None, self._ledger.enqueued, request, self._clock.host_ahead_s)
-        if self._recorded is not None and stated is not None:
-            self._booking(None, self._recorded.arrived, request, stated)
+        if stated is not None:
+            self._observers.arrived(request, stated)
         if self._swapping is not None:
             self._booking(None, self._swapping.arrived, request)
         if self._planner is not None and stated is not None:
@@ -466,12 +435,7 @@ class SLOScheduler(ContainedScheduler):
     def _preempted(self, request: Request, is_swapped: bool) -> None:
         if self._counts:
             self._booking(None, self._ledger.preempted, request)
-        if self._watched is not None:
-            self._booking(None, self._watched.preempted, request, self._clock.monotonic_s())
-        if self._traced is not None:
-            self._booking(None, self._traced.preempted, request, is_swapped)
-        if self._recorded is not None:
-            self._booking(None, self._recorded.preempted, request, is_swapped, self._clock.now_s())
+        self._observers.preempted(request, is_swapped)
         if self._planner is not None:
             self._planner.preempted(request)
 
@@ -483,34 +447,24 @@ class SLOScheduler(ContainedScheduler):
             self._planning(None, self._planner.finished, request, self._clock.now_s())
         if self._counts:
             self._booking(None, self._ledger.freed, request, self._clock.now_s())
-        if self._traced is not None:
-            self._booking(None, self._traced.ended, request)
-        if self._recorded is not None:
-            self._booking(None, self._recorded.ended, request, self._clock.now_s())
+        self._observers.ended(request)
         if self._swapping is not None:
             self._booking(None, self._swapping.ended, request)
 
     def _launched(self) -> None:
         if self._counts:
             self._booking(None, self.step_clock.launched, self._clock.monotonic_s())
-        self._report_step()
-
-    def _report_step(self) -> None:
-        later, self._later = self._later, ()
-        for report in later:
-            self._booking(None, report)
+        self._observers.report_step()
 
     def _before_output(self, model_runner_output: Any) -> None:
-        self._report_step()  # vLLM asks for a grammar only after this, where one rests on these very tokens
+        self._observers.report_step()  # vLLM asks for a grammar only after this, where one rests on these very tokens
         if self._swapping is not None:
             self._swapping.before_output(model_runner_output)
 
     def _after_output(self, outputs: Any, scheduler_output: SchedulerOutput, model_runner_output: Any) -> None:
         if self._counts:
             self._booking(None, self._clock_output)
-        if self._recorded is not None:
-            accepted = self._booking(0, accepted_drafts, scheduler_output, model_runner_output)
-            self._booking(None, self._recorded.output, self._clock.now_s(), accepted)
+        self._observers.output(scheduler_output, model_runner_output)
         if self._planner is not None:
             self._planner.progressed(outputs, self._clock.now_s(), scheduler_output, model_runner_output)
 
@@ -557,13 +511,7 @@ class SLOScheduler(ContainedScheduler):
             return []
         at.step, self.slo_planning_s = step, step.planning_s
         if step.preempt:
-            if self._watched is not None:
-                victims, plan = step.preempt, step.plan
-                self._booking(None, self._watched.preempting, victims, plan, self._planner, at.monotonic_s)
-            if self._traced is not None:
-                self._booking(None, self._traced.preempting, step.preempt, step.plan, self._planner)
-            if self._recorded is not None:
-                self._booking(None, self._recorded.preempting, step.preempt)
+            self._observers.preempting(step.preempt, step.plan, self._planner, at.monotonic_s)
         return step.preempt
 
     def _narrow_step(self) -> None:
@@ -597,14 +545,11 @@ class SLOScheduler(ContainedScheduler):
         self._booking(None, self._book, output, self.slo_paused, at.now_s)
         plan = Plan.IDENTITY if at.step is None else at.step.plan
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step with an unreadable load has an output
-        if self._recorded is not None:
-            self._later += (partial(self._recorded.stepped, output, load, self.slo_paused, at.now_s, self._plan_s),)
-        if self._traced is not None:
-            self._later += (partial(self._traced.stepped, output, plan, self._planner, self.slo_paused, at.now_s),)
-        if self._watched is not None and self._booking(False, self._watched.is_due, at.monotonic_s):
-            self._later += (partial(self._watched.write, output, plan, self._planner, at.now_s, at.monotonic_s),)
+        self._observers.stepped(
+            output, load, plan, self._planner, self.slo_paused, at.now_s, at.monotonic_s, self._plan_s
+        )
         if not output.total_num_scheduled_tokens:
-            self._report_step()
+            self._observers.report_step()
         self._booking(None, self.step_clock.scheduled, load, at.monotonic_s)
 
     def _note_admissions(self, output: SchedulerOutput, monotonic_s: float) -> None:

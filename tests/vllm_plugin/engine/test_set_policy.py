@@ -117,7 +117,7 @@ def test_what_a_new_policy_is_told_and_what_its_rows_say(
         engine._add([request_of(name, output_tokens=30)], 1_000_000.0)
     for _ in range(3):
         engine._apply(engine._dispatch(0.0, 0.0), 0.0)
-    monkeypatch.setattr("sloserve.vllm_plugin.engine.scheduler.make_policy", lambda *args, **kwargs: Listening())
+    monkeypatch.setattr("sloserve.engine.policy_maker.make_policy", lambda *args, **kwargs: Listening())
     engine.scheduler.set_policies("listening")
     rows = engine.scheduler._planner.table.rows
     assert told == [(i, State.RUNNING if i < 4 else State.WAITING) for i in range(6)]

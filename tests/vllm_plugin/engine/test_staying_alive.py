@@ -146,7 +146,7 @@ def test_what_was_learned_outlives_a_first_fault_and_not_one_that_comes_back(
 ) -> None:
     engine = build("edf:step_budget=true", section={"shadow_policy": "sjf"})
     scheduler = engine.scheduler
-    monkeypatch.setattr(scheduler, "_make_policy", lambda *args: LastLength(lambda at: Plan.IDENTITY))
+    monkeypatch.setattr(scheduler._policies, "policy", lambda *args, **kwargs: LastLength(lambda at: Plan.IDENTITY))
     scheduler.set_policies("edf")
     engine._add([request_of("a", output_tokens=7), request_of("b", output_tokens=200)], engine._clock.now_s())
     for _ in range(12):

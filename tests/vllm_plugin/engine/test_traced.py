@@ -41,7 +41,7 @@ def ways(engine: Any, work: list[WorkloadRequest]) -> dict[str, RequestTrace]:
         for batch in outputs.values():
             for one in batch.outputs:
                 found[one.request_id] = RequestTrace.read(one.trace_headers)
-                assert one.trace_headers is None or engine.scheduler._traced is not None
+                assert one.trace_headers is None or engine.scheduler._observers.traced is not None
         return outputs
 
     engine.scheduler.update_from_output = update
@@ -81,7 +81,7 @@ def test_vllm_preempts_where_blocks_are_short(build: Build, request_of: RequestO
 
 def test_without_tracing_nothing_is_noted_and_no_header_is_sent(build: Build, request_of: RequestOf) -> None:
     engine = build("edf")
-    assert engine.scheduler._traced is None
+    assert engine.scheduler._observers.traced is None
     assert set(map(str, ways(engine, [request_of("a"), request_of("b")]).values())) == {str(RequestTrace())}
 
 
@@ -91,14 +91,14 @@ def test_traced_or_not_the_same_is_decided(build: Build, request_of: RequestOf, 
     for on in (True, False):
         engine = build("edf")
         if not on:
-            engine.scheduler._traced = None
+            engine.scheduler._observers.traced = None
         logs.append(engine.run(work).requests)
     assert str(logs[0]) == str(logs[1])
 
 
 def test_a_headers_own_trace_is_kept(build: Build, request_of: RequestOf, tracing: None) -> None:
     scheduler = build("edf").scheduler
-    traced = scheduler._traced
+    traced = scheduler._observers.traced
     request = type("Request", (), {"request_id": "a", "trace_headers": {"traceparent": "00-1"}})()
     scheduler._ledger.stages.arrived("a", 0.0)
     from sloserve.wire.trace_way import TraceEvent

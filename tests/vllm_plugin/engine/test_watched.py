@@ -122,7 +122,7 @@ def test_no_step_waits_for_its_frame(build: Build, request_of: RequestOf, watch:
 
     def show_on(page: LiveWriter) -> None:
         begin(page)
-        watched = engine.scheduler._watched
+        watched = engine.scheduler._observers.watched
         write = watched.write
         watched.write = lambda *step: (written.append(step[0]), write(*step))
 
