@@ -60,7 +60,7 @@ KEPT_BACK: Final = 0.5
 MOST_KEPT_BACK_S: Final = 5.0
 """Part of the time that a promised request has to spare for which it comes first, and the most seconds of it.
 
-Before that it is served in the policy's own order. What delays a request that comes first, such as long steps, lasts
+It is served in the policy's own order before that. What delays a request that comes first, such as long steps, lasts
 seconds whatever its targets are. Half of a minute made promised batches go before chats without a promise that would
 have been in time, a tenth of a second breaks promises of chats.
 """
