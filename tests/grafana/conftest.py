@@ -17,7 +17,7 @@ from sloserve.engine.metrics.engine_page import Layout, PageWriter, find_pages
 from sloserve.engine.metrics.process_page import Board, Boards
 from sloserve.engine.metrics.task_metrics import OpenTasksGauge
 from sloserve.engine.metrics.task_page import TaskPage, TaskPages
-from sloserve.fleet.contract.plan_in_force import Plan, ReplayedNeed
+from sloserve.fleet.contract.plan_in_force import PlanInForce, ReplayedNeed
 from sloserve.fleet.planning.plan_metrics import PlanCollector
 from sloserve.http3.listener_figures import Http3Figures
 from sloserve.http3.listener_metrics import Http3Collector
@@ -77,7 +77,7 @@ def fleet_text() -> str:
     """A scrape of what a gateway says of the plan of its fleet, with a need that replays have found."""
     registry = CollectorRegistry(auto_describe=True)
     need = ReplayedNeed(1000.0, 0.95, 2, 3, 4, 600.0)
-    plan = Plan(1000.0, {"x/0": ()}, pressure={"interactive": 1.4}, replayed=need)
+    plan = PlanInForce(1000.0, {"x/0": ()}, pressure={"interactive": 1.4}, replayed=need)
     registry.register(PlanCollector(lambda: plan))
     return generate_latest(registry).decode()
 
