@@ -414,6 +414,18 @@ def auto_tail_loads() -> pd.DataFrame:
     return found.rename_axis("load")
 
 
+@table("auto.draft_loads")
+def auto_draft_loads() -> pd.DataFrame:
+    """The load at which 95 % keep their TPOT target, by acceptance, number of draft tokens and policy."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in saved("draft_loads")["rows"]:
+        policy, _, drafts = row["engine"].rpartition(", ")
+        load, head = row["load_kept"], policy if policy == "stock" else f"`{policy}`"
+        figure = f"{load:.2f}" if load else f"below {row['loads'][0]:g}"
+        lines.setdefault(f"{row['acceptance']:g}, {drafts.removeprefix('up to ')}", {})[head] = figure
+    return pd.DataFrame.from_dict(lines, orient="index").rename_axis("acceptance, drafts")
+
+
 @table("tasks.react")
 def tasks_react() -> pd.DataFrame:
     """Agents that call tools, on an engine with KV for a dozen of them."""
