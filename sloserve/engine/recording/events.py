@@ -96,6 +96,8 @@ class Arrived(_Event, tag=1):
         prompt: Salted hashes of its prompt, :data:`HASH_BYTES` bytes for each whole stretch: two requests have the same
             hash at a place if their prompts are equal up to the end of that stretch.
         reached_s: When it reached the scheduler; ``None`` in recordings that do not say.
+        first_from_s: Time from which on it comes first, as its targets were promised; ``None`` without a promise, and
+            in recordings that do not say.
     """
 
     number: int
@@ -117,6 +119,7 @@ class Arrived(_Event, tag=1):
     task_last: bool
     prompt: bytes
     reached_s: float | None = None
+    first_from_s: float | None = None
 
 
 class RequestAdmitted(_Event, tag=2):

@@ -99,6 +99,17 @@ class VirtualFrontEnd:
         """Return the promise that a request was given at its admission; ``None`` for none."""
         return self._promised.get(request_id)
 
+    def first_after_s(self, item: WorkloadRequest) -> float | None:
+        """Return the seconds from its arrival after which a promised request comes first; ``None`` for any other.
+
+        Without an admission a promise that the request brings along holds, as in the replay of a recording.
+        """
+        promised = self._promised.get(item.request_id)
+        if promised is not None:
+            return promised.first_after_s
+        wish = item.slo.promise if self._admission is None else None
+        return None if wish is None else wish.given_after_s
+
     def started(self, request_id: str, now_s: float) -> None:
         """Record that the first token leaves the engine."""
         self._queued_tokens_sum -= self._queued_tokens.pop(request_id, 0)

@@ -292,8 +292,7 @@ class SimulatedInstance:
         """
         wish = request.slo.promise
         if wish is not None:
-            first_s = None if promised is None else request.arrival_s + promised.first_after_s
-            wish = None if first_s is None else replace(wish, given_after_s=max(first_s - self.now_s, 0.0))
+            wish = None if promised is None else replace(wish, given_after_s=promised.first_after_s)
         slo = replace(request.slo, promise=wish)
         number = f"{request.request_id}~{self.name}~{self._num_given}"
         if not generated:

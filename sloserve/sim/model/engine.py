@@ -151,9 +151,9 @@ class ModelEngine(EventLoop):
             if planned is not None and planned.planner is not None and self._stated is not None:
                 call = None if item.call is None else item.call.later(epoch_s)
                 args = with_internal(to_xargs(item.slo, item.output_tokens), length, item.tenant or None, call)
-                promised = self._front_end.promised(item.request_id)
-                if promised is not None:
-                    args = with_promise(args, arrival_time + promised.first_after_s)
+                first_after_s = self._front_end.first_after_s(item)
+                if first_after_s is not None:
+                    args = with_promise(args, arrival_time + first_after_s)
                 planned.state(request, self._stated.read(args, item.adapter or None))
         scheduler.add(added)
 

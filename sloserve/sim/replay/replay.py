@@ -1,15 +1,16 @@
 """One replay: the traffic of a recording in the engine model, under the recorded policy or another."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RunLog
 from sloserve.engine.recording.reading import Recording
 from sloserve.engine.virtual.event_loop import EventLoop
 from sloserve.estimator.length.choice import ORACLE
-from sloserve.scheduler.registry import make_policy, parse_policy
+from sloserve.scheduler.registry import make_policy, parse_policy, policy_class
 from sloserve.scheduler.settings import KEY
 from sloserve.sim.experiment import MODEL, engine_class
 from sloserve.sim.replay.engine_of import FittedSteps, RecordedPace, engine_settings, planning_costs_of
@@ -61,11 +62,12 @@ class Replayed:
             make_engine = engine_class(self.engine_kind)
             return make_engine(settings, self.fitted.profile, config, planning_costs=costs, noise=pace)
 
+        requests = traffic.requests if _keeps_promises(run.policy) else [_unpromised(one) for one in traffic.requests]
         if replicas > 1 or self.is_joined:
-            stayed = [one for one in traffic.requests if one.request_id not in traffic.left_s]
+            stayed = [one for one in requests if one.request_id not in traffic.left_s]
             return serve_replicated(engine_of, sorted(stayed, key=lambda one: one.arrival_s), replicas)
         engine = engine_of(0)
-        for request, reached_s in zip(traffic.requests, traffic.reached_s, strict=True):
+        for request, reached_s in zip(requests, traffic.reached_s, strict=True):
             engine.give(request, now_s=reached_s)
         leaving = sorted((at_s, request_id) for request_id, at_s in traffic.left_s.items())
         over = set[str]()
@@ -77,12 +79,21 @@ class Replayed:
                 engine.abort(request_id, at_s)
             else:
                 engine.advance()
-        return engine.log([one for one in traffic.requests if until in (None, one.request_id)])
+        return engine.log([one for one in requests if until in (None, one.request_id)])
 
     def _config(self, policy: str) -> dict[str, Any]:
         stated: Mapping[str, Any] = self.recording.head.settings
         kept = {name: stated[name] for name in _KEPT if stated.get(name) is not None}
         return {KEY: {**kept, "policy": policy, **self.traffic.classes.as_config()}}
+
+
+def _keeps_promises(policy: str) -> bool:
+    """Return whether a policy orders requests, and so serves promised ones first."""
+    return policy != STOCK and bool(policy_class(parse_policy(policy)[0]).needs)
+
+
+def _unpromised(request: WorkloadRequest) -> WorkloadRequest:
+    return request if request.slo.promise is None else replace(request, slo=replace(request.slo, promise=None))
 
 
 def check_name(name: str) -> None:

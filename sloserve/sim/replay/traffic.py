@@ -8,6 +8,7 @@ import numpy as np
 
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import ConfigError
+from sloserve.core.promises import MOST_LEVEL, PromiseWish
 from sloserve.core.request import OUTPUT_ID, WorkloadRequest
 from sloserve.core.slo import SLO, ClassTable, Targets
 from sloserve.core.tasks import TaskCall
@@ -190,7 +191,7 @@ def _request(
         arrival_s=one.at_s - epoch_s,
         prompt_tokens=one.prompt_tokens,
         output_tokens=1,
-        slo=SLO(slo_class, targets_of(one)),
+        slo=SLO(slo_class, targets_of(one), _promise_of(one)),
         task=slo_class.name,
         max_tokens=one.max_tokens,
         priority=one.priority,
@@ -198,6 +199,13 @@ def _request(
         adapter=str(one.adapter) if one.adapter else "",
         call=call,
     )
+
+
+def _promise_of(one: Arrived) -> PromiseWish | None:
+    """Return the promise that a request was given; how probable it was is not recorded."""
+    if one.first_from_s is None:
+        return None
+    return PromiseWish(MOST_LEVEL, falls_back=True, given_after_s=max(one.first_from_s - one.at_s, 0.0))
 
 
 class _Reached:

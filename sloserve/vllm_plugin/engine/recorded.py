@@ -214,6 +214,7 @@ class Recorded:
                 call is not None and call.last,
                 salt.contents(prompt),
                 self._clock.now_s(),
+                stated.first_from_s,
             )
         )
 

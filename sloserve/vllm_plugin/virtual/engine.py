@@ -188,9 +188,9 @@ class VirtualEngine(EventLoop):
             length = self._front_end.length(item, epoch_s + item.arrival_s)
             call = None if item.call is None else item.call.later(epoch_s)
             stated = with_internal(to_xargs(item.slo, item.output_tokens), length, item.tenant or None, call)
-            promised = self._front_end.promised(item.request_id)
-            if promised is not None:
-                stated = with_promise(stated, epoch_s + item.arrival_s + promised.first_after_s)
+            first_after_s = self._front_end.first_after_s(item)
+            if first_after_s is not None:
+                stated = with_promise(stated, epoch_s + item.arrival_s + first_after_s)
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0, extra_args=stated)
             params.update_from_generation_config({}, eos_token_id=_EOS)
             self.scheduler.add_request(

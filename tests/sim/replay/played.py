@@ -119,6 +119,7 @@ def recording_of(log: RunLog, loads: Sequence[StepLoad], policy: str, engine: En
     names = CLASSES.names
     for number, one in enumerate(log.requests, 1):
         asked, targets = one.request, one.request.slo.targets
+        first_after_s = None if asked.slo.promise is None else asked.slo.promise.given_after_s
         recording.take(
             Arrived(
                 number,
@@ -139,6 +140,7 @@ def recording_of(log: RunLog, loads: Sequence[StepLoad], policy: str, engine: En
                 None,
                 False,
                 _contents(asked) if engine.enable_prefix_caching else b"",
+                first_from_s=None if first_after_s is None else EPOCH_S + asked.arrival_s + first_after_s,
             )
         )
         if one.stages is not None:

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from sloserve.core.errors import ConfigError
+from sloserve.core.promises import PromiseWish
 from sloserve.core.request import OUTPUT_ID
+from sloserve.core.runlog import RunLog
 from sloserve.engine.recording.events import PoliciesChanged
 from sloserve.engine.recording.reading import Recording
 from sloserve.engine.virtual.drafts import Drafts
@@ -57,6 +59,29 @@ def test_drafts_beside_a_prefix_cache_are_replayed(has_layers: bool) -> None:
     error = replay_error(real, [fates])
     assert error.is_trusted, error
     assert abs(error.ttft_p50 or 1.0) < 0.1
+
+
+def test_promised_requests_come_first_in_a_replay_as_they_did_but_not_in_order_of_arrival() -> None:
+    wish = PromiseWish(0.99, given_after_s=0.0)
+    asked_for = [
+        replace(one, slo=replace(one.slo, promise=wish)) if i % 5 == 0 else one
+        for i, one in enumerate(workload(rps=24.0))
+    ]
+    recording, _ = played(asked_for, "edf")
+    asked, fitted = traffic(recording, span_of(recording, None)), fitted_steps(recording)
+    replayed = Replayed(recording, fitted, asked)
+
+    def ttft_s(log: RunLog) -> tuple[float, float]:
+        each = [(one.request.request_id, one.latency.ttft_s) for one in log.requests if one.latency is not None]
+        promised = [seconds for name, seconds in each if int(name[1:]) % 5 == 1]
+        return float(np.mean(promised)), float(np.mean([seconds for _, seconds in each]))
+
+    first, every = ttft_s(replayed.run("edf", seed=0))
+    assert first < 0.1 * every
+    in_order, all_in_order = ttft_s(replayed.run("fcfs", seed=0))
+    assert in_order == pytest.approx(all_in_order, rel=0.2)
+    other = traffic(recording, span_of(recording, None), slos=CLASSES)
+    assert not any(one.slo.promise for one in other.requests), "promises were given for the targets that were recorded"
 
 
 def test_the_gain_of_another_policy_is_foreseen() -> None:
