@@ -209,7 +209,7 @@ class Predictor:
         """
         service_s = self._line.at(new.prompt_tokens)
         if forecast.ttft is None or service_s is None:
-            return forecast
+            return replace(forecast, urgency=Urgency.PROMISED)
         without_s = forecast.ttft.prediction.predicted - forecast.ttft.unqueued_s
         made = replace(forecast, urgency=Urgency.PROMISED)
         return self._figures(new, made, min(wait_s, without_s), service_s, now_s)

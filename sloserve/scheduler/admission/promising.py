@@ -122,6 +122,11 @@ class OpenUse:
         )
 
     @property
+    def first_from_s(self) -> float:
+        """Time from which on it comes first; without a promise the time of its arrival."""
+        return self.arrival_s + (0.0 if self.promised is None else self.promised.first_after_s)
+
+    @property
     def due_s(self) -> float:
         """Time of its next deadline; the arrival for targets of the pace alone."""
         return self.arrival_s + (self.targets.next_s() or 0.0)
@@ -243,7 +248,7 @@ class Promising:
         safe = max(min(of_class.promised.safe_use(most), 1.0), use / quantile)
         spare_s = one.least_s * max(1.0 - max(quantile, use), 0.0)
         first_after_s = spare_s - min(KEPT_BACK * spare_s, MOST_KEPT_BACK_S)
-        one.slack_s = max(one.least_s * (safe - use) - first_after_s, 0.0)
+        one.slack_s = max(one.least_s * (safe - use) - first_after_s, spare_s - first_after_s)
         one.wait_s = first_after_s + wait_s
         one.promised = Promised(level, one.service_s * others_waiting, first_after_s)
         self._waiting[one] = None
@@ -332,7 +337,8 @@ class Promising:
         """
         if len(self._waiting) >= MOST_WAITING:
             raise _refused(new, "others", f"{MOST_WAITING} requests wait with a promise, and no more may")
-        later = [one for one in self._waiting if one.due_s > due_s]
+        # What is served while a request is still served in the policy's order does not delay it.
+        later = [one for one in self._waiting if one.due_s > due_s and one.first_from_s < due_s]
         if any(one.slack_s < service_s for one in later):
             raise _refused(new, "others", "it would delay a request that was promised its targets before")
         for one in later:

@@ -226,6 +226,17 @@ def test_a_promise_of_a_gateway_is_taken_over_before_anything_is_known() -> None
         server.offer(request(T0 + 2.0))
 
 
+def test_a_promise_with_much_time_does_not_keep_others_from_theirs_while_it_is_not_served_first() -> None:
+    server = taught()
+    assert server.offer(request(T0 + 50.0, 600.0)).promised is not None
+    server.busy_until_s = T0 + 500.0  # it waits
+    for i in range(20):
+        new = request(T0 + 51.0 + i, 2.0)
+        ticket = server.admission.admit(new, server.admission.forecast(new, new.arrival_s), None, new.arrival_s)
+        assert ticket.promised is not None
+        ticket.ended(None, 0, new.arrival_s)
+
+
 def test_what_was_taken_over_is_ahead_of_later_promises() -> None:
     """Thirty requests that a gateway promised take three seconds, so that nothing due before their end is promised."""
     server = taught()
