@@ -75,7 +75,8 @@ class AdmissionSettings(_Settings):
         max_waiting: One number for each class, or a number by class; 1024 for a class that is not named.
         min_chance: Least predicted chance to meet its TTFT and e2e targets with which ``predict`` admits a request.
         promises: Promises that may be given to requests that ask for one: ``any``, the promises of ``classes`` alone,
-            or none (``off``).
+            or none (``off``). An engine behind a fleet's gateway besides takes over what the ``gateway`` has promised,
+            as addresses in ``trusted_proxies`` state it.
     """
 
     mode: Annotated[Literal["none", "cap", "predict"], Allowed("one of none, cap, predict")] = "none"
@@ -86,7 +87,9 @@ class AdmissionSettings(_Settings):
         Allowed("a whole number >= 1, or a mapping of class to one"),
     ] = MAX_WAITING
     min_chance: Annotated[float, Field(strict=True, gt=0.0, lt=1.0), Allowed("a number above 0 and below 1")] = 0.5
-    promises: Annotated[Literal["any", "classes", "off"], Allowed("one of any, classes, off")] = "any"
+    promises: Annotated[Literal["any", "classes", "gateway", "off"], Allowed("one of any, classes, gateway, off")] = (
+        "any"
+    )
 
     def make(
         self,
@@ -164,8 +167,7 @@ class PluginSettings(_Settings):
         tenant_default: The most urgent class of other tenants; ``None`` for no limit.
         tenant_headers: Names of the headers that state the tenant.
         keys: File of keys, each of which stands for a tenant; ``None``: requests need no key of ours.
-        trusted_proxies: Networks from which a header may name a tenant, or state a gateway's promise, where there is no
-            file of keys.
+        trusted_proxies: Networks from which a header may name a tenant, where there is no file of keys.
         tenant_shares: How tenants share the engine; ``None``: policies do not see tenants.
         max_body_bytes: Most bytes of a request body.
         max_tenant_labels: Most tenants with metrics of their own; the rest is ``other``.

@@ -294,6 +294,7 @@ def test_http3_knows_the_tenant_by_the_same_key(keys: Path) -> None:
     assert (slo.slo_class.name, tenant) == ("interactive", None), "it is refused: it may not be sent first"
 
 
+@pytest.mark.parametrize("promises", ["any", "gateway"])
 @pytest.mark.parametrize(
     ("peer", "trusted", "counts"),
     [
@@ -306,9 +307,10 @@ def test_http3_knows_the_tenant_by_the_same_key(keys: Path) -> None:
     ],
 )
 def test_without_keys_a_header_counts_from_trusted_proxies_alone(
-    warnings: Callable[[], list[str]], peer: str, trusted: Any, counts: bool
+    warnings: Callable[[], list[str]], peer: str, trusted: Any, counts: bool, promises: str
 ) -> None:
     section = {} if trusted is None else {"trusted_proxies": trusted}
+    section["admission"] = {"promises": promises}
     site = Site(section, peer)
     for _ in range(2):
         assert site.ask(headers=NAMES[:1]).status_code == 200
@@ -322,7 +324,7 @@ def test_without_keys_a_header_counts_from_trusted_proxies_alone(
         .caller({"type": "http", "path": "/v1/completions", "headers": [], "client": (peer, 1)})
         .rules
     )
-    assert rules.trusts_gateway is counts, "promises of a gateway count where its tenants do"
+    assert rules.trusts_gateway is (counts and promises == "gateway"), "other proxies pass on what clients state"
     said = [line for line in warnings() if "trusted_proxies" in line]
     assert len(said) == (0 if counts else 1)
     if not counts:

@@ -344,10 +344,17 @@ def _longest_step_s(profile: Profile, budget: int, seqs: int, max_model_len: int
 
 
 def _section(fleet: Fleet, model: FleetModel, host: Host) -> dict[str, Any]:
-    """Return the settings of the model's engines: the fleet's, and the model's profile."""
+    """Return the settings of the model's engines: the fleet's, and the model's profile.
+
+    The gateway alone limits tenants and gives promises. An engine takes over what it promised; and it limits no tenant
+    again, since the deadline of a batch line would count as tighter than a class without one.
+    """
     source = model.start.profiles[host.device]
     profile = source if source in profile_names() else str(Path(source).resolve())
-    return {"profile": profile, **fleet.section}
+    section = {name: value for name, value in fleet.section.items() if name not in ("tenants", "tenant_default")}
+    if fleet.settings.admission.promises != "off":
+        section["admission"] = {**fleet.section.get("admission", {}), "promises": "gateway"}
+    return {"profile": profile, **section}
 
 
 def _settings_file(fleet: Fleet, model: FleetModel, host: Host, place: Place) -> Path:

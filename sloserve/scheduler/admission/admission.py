@@ -110,8 +110,8 @@ class Admission:
             caps: Most requests of each class that may wait, at least 1; ``None`` for no limit.
             min_chance: Least chance to meet its targets with which a request is admitted; ``None`` to admit all.
             weights: Weight of each tenant, where tenants have shares; ``None`` leaves them as they are.
-            promises: Promises that may be given: ``any``, the ones of ``classes`` alone, none (``off``), or none
-                because the ``policy`` serves no request first.
+            promises: Promises that may be given: ``any``, the ones of ``classes`` alone, any and the ones that a
+                ``gateway`` gave, none (``off``), or none because the ``policy`` serves no request first.
 
         Raises: ConfigError for a cap or a chance out of range, and nothing has changed.
         """

@@ -59,8 +59,26 @@ def test_a_model_says_how_its_engine_is_started(tmp_path: Path) -> None:
     assert flags["--swap-space-gib"] == "2.000"  # two instances, two models
     assert chat.flags[-2:] == ("--enable-sleep-mode", "--kv-cache-dtype=fp8")
     section = json.loads(Path(flags["--slo-config"]).read_text())
-    assert section == {"profile": str(tmp_path / "big.yaml"), "policy": "sjf"}
-    assert read_settings(section)[1] == []
+    expected = {"profile": str(tmp_path / "big.yaml"), "policy": "sjf", "admission": {"promises": "gateway"}}
+    assert section == expected and read_settings(section)[1] == []
+
+
+@pytest.mark.parametrize(("given", "promises"), [("any", "gateway"), ("classes", "gateway"), ("off", "off")])
+def test_engines_take_over_promises_and_leave_limits_of_tenants_to_the_gateway(
+    tmp_path: Path, given: str, promises: str
+) -> None:
+    fleet = _fleet(tmp_path)
+    own = {"admission": {"mode": "cap", "promises": given}, "tenants": {"acme": "batch"}, "tenant_default": "batch"}
+    settings = fleet.settings.model_copy(
+        update={"admission": fleet.settings.admission.model_copy(update={"promises": given})}
+    )
+    fleet = replace(fleet, settings=settings, section={**fleet.section, **own})
+    started = agent_settings(fleet, fleet.hosts["a"], place_of(fleet, environ={})).instances["a/1"]["chat"]
+    assert json.loads(started.settings) == {
+        "profile": str(tmp_path / "big.yaml"),
+        "policy": "sjf",
+        "admission": {"mode": "cap", "promises": promises},
+    }
 
 
 @pytest.mark.parametrize(("given", "second"), [("4,5,6,7", "6,7"), ("4,5", "2,3"), ("", "2,3")])
