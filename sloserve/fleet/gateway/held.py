@@ -16,10 +16,10 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Final, Self
 
 from sloserve.core.clock import Clock
+from sloserve.core.slo import DUE_NOW_S, SLO
 from sloserve.fleet.gateway.gateway_instance import SentRequest
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
 from sloserve.fleet.gateway.held_shares import HeldShares
@@ -35,6 +35,17 @@ LATE_EVERY: Final = 10
 
 class HoldFull(Exception):
     """The waiting list is full."""
+
+
+def held_due_after_s(slo: SLO) -> float:
+    """Return the seconds from its arrival to the deadline by which a held request is ordered.
+
+    A first token that is due now counts as no target, as everywhere: the request would be late from the start.
+    """
+    targets = slo.targets
+    due_now = targets.ttft_s is not None and targets.ttft_s <= DUE_NOW_S
+    target_s = targets.e2e_s if due_now else targets.next_s()
+    return slo.slo_class.aged_after_s if target_s is None else target_s
 
 
 @dataclass(slots=True, eq=False)
@@ -95,12 +106,12 @@ class HeldRequest:
             home: Instance that served its session last.
         """
         slo, promised = request.slo, request.promised
-        target_s = slo.targets.next_s()
+        first_after_s = None if promised is None else min(promised.first_after_s, hold_max_s / 2.0)
         return cls(
             model=request.model,
             slo_class=request.slo_class,
             arrival_s=request.arrival_s,
-            due_s=request.arrival_s + (slo.slo_class.aged_after_s if target_s is None else target_s),
+            due_s=request.arrival_s + held_due_after_s(slo),
             rank=slo.slo_class.rank,
             until_s=request.arrival_s + hold_max_s,
             ends_s=request.arrival_s + (math.inf if request.ttl_s is None else request.ttl_s),
@@ -108,7 +119,7 @@ class HeldRequest:
             prompt=request.beginnings(request.model) if affinity else (),
             tenant=request.tenant.name,
             home=home,
-            first_from_s=None if promised is None else request.arrival_s + promised.first_after_s,
+            first_from_s=None if first_after_s is None else request.arrival_s + first_after_s,
         )
 
     @property
@@ -144,19 +155,14 @@ class HeldRequest:
         return self
 
 
-_Queue = list[tuple[float, int, int, HeldRequest]]
+_Place = tuple[float, int, int, HeldRequest]
+_Queue = list[_Place]
 """A heap of waiting requests, of which some may wait no more."""
 
 
-class _Kind(Enum):
-    """The kind of the requests in a heap."""
-
-    PROMISED = auto()
-    IN_TIME = auto()
-    LATE = auto()
-
-
-_Key = tuple[str, _Kind]
+_PROMISED, _IN_TIME, _LATE = range(3)
+"""Kinds of requests that wait."""
+_Key = tuple[str, int]
 """The tenant of the requests of a heap, and their kind."""
 
 
@@ -180,6 +186,9 @@ class HeldRequests:
         self._numbers = itertools.count()
         self._held: dict[HeldRequest, None] = {}
         self._held_of = Counter[str]()  # by tenant
+        self._held_of_model = Counter[str]()
+        self._late_heaps = Counter[str]()  # by model
+        self._changes = 0  # of the heaps that there are
         self._before_late = Counter[str]()  # by model, requests that were sent before late ones since a late one was
 
     def __len__(self) -> int:
@@ -191,7 +200,7 @@ class HeldRequests:
 
     def arrived(self, request: HeldRequest, now_s: float) -> SentRequest | None:
         """Book the request with an instance at once, or hold it. Raises: HoldFull."""
-        flight = None if self._waiting(request.model, now_s) else self._book(request, now_s)
+        flight = None if self._held_of_model[request.model] else self._book(request, now_s)
         if flight is not None:
             return flight
         tenant = self._tenant(request)
@@ -207,8 +216,9 @@ class HeldRequests:
         """Set the most requests that may wait, and the shares of the tenants; all that wait already go on waiting."""
         self._most = most
         self._shares = None if shares is None else HeldShares(self._instances, shares)
-        self._queues.clear()  # with shares each tenant has a queue of its own, without them all have one
-        self._held_of.clear()
+        # With shares each tenant has heaps of its own, without them all have the same.
+        for counted in (self._queues, self._late_heaps, self._before_late, self._held_of, self._held_of_model):
+            counted.clear()
         for request in self._held:
             self._queue(request, self._tenant(request))
 
@@ -222,71 +232,93 @@ class HeldRequests:
         request, so that each gets one in the end.
         """
         for model in list(self._queues) if models is None else models:
+            self._tidy(model, now_s)
             levels: Mapping[str, int] = {}
-            while waiting := self._waiting(model, now_s):
-                tenants = {tenant for tenant, _ in waiting}
-                if self._shares is not None and levels.keys() != tenants:
-                    levels = self._shares.levels(tenants, now_s)
-                first = self._first(model, waiting, levels, now_s)
-                request = waiting[first][0][-1]
-                flight = self._book(request, now_s)
-                if flight is None:
-                    break
-                heapq.heappop(waiting[first])
-                self.left(request)
-                if first[1] is _Kind.LATE:
-                    del self._before_late[model]
-                elif any(kind is _Kind.LATE for _, kind in waiting):
-                    self._before_late[model] += 1
-                yield request, flight
+            seen = -1
+            while heaps := self._queues.get(model):
+                if self._shares is not None and seen != self._changes:
+                    levels, seen = self._shares.levels({tenant for tenant, _ in heaps}, now_s), self._changes
+                first = self._first(model, heaps, levels, now_s)
+                request = heaps[first][0][-1]
+                if request in self._held:
+                    flight = self._book(request, now_s)
+                    if flight is None:
+                        break
+                    self._pop(model, first)
+                    self.left(request)
+                    if first[1] == _LATE:
+                        self._before_late.pop(model, None)
+                    elif self._late_heaps[model]:
+                        self._before_late[model] += 1
+                    yield request, flight
+                else:
+                    self._pop(model, first)
 
     def left(self, request: HeldRequest) -> None:
         """Remove a request that waits no more."""
         if request in self._held:
             del self._held[request]
             tenant = self._tenant(request)
-            self._held_of[tenant] -= 1
-            if not self._held_of[tenant]:
-                del self._held_of[tenant]
+            for held_of, name in ((self._held_of, tenant), (self._held_of_model, request.model)):
+                held_of[name] -= 1
+                if not held_of[name]:
+                    del held_of[name]
 
     def _queue(self, request: HeldRequest, tenant: str) -> None:
         self._held_of[tenant] += 1
+        self._held_of_model[request.model] += 1
         place = (request.wanted_first_s, request.rank, next(self._numbers), request)
-        key = tenant, _Kind.IN_TIME if request.first_from_s is None else _Kind.PROMISED
-        heapq.heappush(self._queues.setdefault(request.model, {}).setdefault(key, []), place)
+        self._push(request.model, (tenant, _IN_TIME if request.first_from_s is None else _PROMISED), place)
+
+    def _push(self, model: str, key: _Key, place: _Place) -> None:
+        heaps = self._queues.setdefault(model, {})
+        heap = heaps.get(key)
+        if heap is None:
+            heap = heaps[key] = []
+            self._changes += 1
+            self._late_heaps[model] += key[1] == _LATE
+        elif len(heap) > 2 * len(self._held) + 1:  # most places belong to requests that left
+            heap[:] = [one for one in heap if one[-1] in self._held]
+            heapq.heapify(heap)
+        heapq.heappush(heap, place)
+
+    def _pop(self, model: str, key: _Key) -> _Place:
+        heaps = self._queues[model]
+        place = heapq.heappop(heaps[key])
+        if not heaps[key]:
+            del heaps[key]
+            self._changes += 1
+            self._late_heaps[model] -= key[1] == _LATE
+            if not heaps:
+                for of_model in (self._queues, self._before_late, self._late_heaps):
+                    of_model.pop(model, None)
+        return place
+
+    def _tidy(self, model: str, now_s: float) -> None:
+        """Let each heap begin with a request that waits, and in time if it is a heap of such requests."""
+        for tenant, kind in list(self._queues.get(model, ())):
+            while heap := self._queues.get(model, {}).get((tenant, kind)):
+                request = heap[0][-1]
+                waits, is_late = request in self._held, kind == _IN_TIME and request.due_s < now_s
+                if waits and not is_late:
+                    break
+                if waits:
+                    self._push(model, (tenant, _LATE), heap[0])
+                self._pop(model, (tenant, kind))
 
     def _tenant(self, request: HeldRequest) -> str:
         return "" if self._shares is None else request.tenant
 
-    def _first(self, model: str, waiting: Mapping[_Key, _Queue], levels: Mapping[str, int], now_s: float) -> _Key:
+    def _first(self, model: str, heaps: Mapping[_Key, _Queue], levels: Mapping[str, int], now_s: float) -> _Key:
         """Return the heap of the request that is sent next."""
         late_first = self._before_late[model] >= LATE_EVERY - 1
 
         def turn(key: _Key) -> tuple[int, int, float, int, int]:
-            (tenant, kind), (wanted_s, rank, number, request) = key, waiting[key][0]
-            group = _LATE_TURN[late_first] if kind is _Kind.LATE else 0 if request.comes_first(now_s) else 2
+            (tenant, kind), (wanted_s, rank, number, request) = key, heaps[key][0]
+            group = _LATE_TURN[late_first] if kind == _LATE else 0 if request.comes_first(now_s) else 2
             return levels.get(tenant, 0), group, wanted_s, rank, number
 
-        return min(waiting, key=turn)
-
-    def _waiting(self, model: str, now_s: float) -> dict[_Key, _Queue]:
-        """Return the requests that wait for a model; the first of each queue still waits, and is what its kind says."""
-        of_model = self._queues.get(model, {})
-        for (tenant, kind), queue in list(of_model.items()):
-            while kind is _Kind.IN_TIME and queue and queue[0][-1].due_s < now_s:
-                heapq.heappush(of_model.setdefault((tenant, _Kind.LATE), []), heapq.heappop(queue))
-        for key, queue in list(of_model.items()):
-            while queue and queue[0][-1] not in self._held:
-                heapq.heappop(queue)
-            if len(queue) > 2 * len(self._held) + 1:  # most places behind the head belong to requests that left
-                queue[:] = [place for place in queue if place[-1] in self._held]
-                heapq.heapify(queue)
-            if not queue:
-                del of_model[key]
-        if not of_model:
-            self._queues.pop(model, None)
-            self._before_late.pop(model, None)
-        return of_model
+        return min(heaps, key=turn)
 
     def _book(self, request: HeldRequest, now_s: float) -> SentRequest | None:
         wanted = (request.model, request.slo_class, request.work, request.prompt, now_s)

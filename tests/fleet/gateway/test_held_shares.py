@@ -9,14 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloserve.core.clock import ManualClock
+from sloserve.core.promises import Promised
+from sloserve.core.slo import DUE_NOW_S, ClassTable, SLOClass, Targets
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.gateway import Gateway
 from sloserve.fleet.gateway.gateway_instance import FRESH_S
-from sloserve.fleet.gateway.held import HeldRequest, HeldRequests, HoldFull
+from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
+from sloserve.fleet.gateway.held import HeldRequest, HeldRequests, HoldFull, held_due_after_s
 from sloserve.fleet.gateway.instances import Instances
+from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.shared_state import GatewayDependencies
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.share_settings import ShareSettings
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests.fleet.gateway.played_agents import FLEET
@@ -77,6 +82,27 @@ def test_a_promised_request_comes_first_from_its_time_on_also_before_what_is_ove
         assert held.arrived(one, 0.0) is None
     reported(instances, 5, {}, now_s=7.0)
     assert [one for one, _ in held.let_go(7.0)] == [promised[1], promised[0], soon, later, overdue]
+
+
+def test_the_deadline_of_a_held_request_is_its_own_unless_that_is_due_now() -> None:
+    table = ClassTable({"c": SLOClass("c", 0, aged_after_s=25.0)}, "c")
+
+    def due_s(**targets: float) -> float:
+        return held_due_after_s(table.slo("c", Targets(**targets)))
+
+    assert [due_s(), due_s(ttft_s=2.0), due_s(ttft_s=2.0, e2e_s=1.0)] == [25.0, 2.0, 1.0]
+    assert [due_s(ttft_s=DUE_NOW_S), due_s(ttft_s=DUE_NOW_S, e2e_s=30.0)] == [25.0, 30.0]
+
+
+def test_a_promised_request_comes_first_well_before_it_has_waited_too_long() -> None:
+    headers = [(b"x-slo-e2e-ms", b"600000"), (b"x-slo-promise", b"0.9")]
+    request = GatewayRequestReader(PluginSettings()).read(
+        headers, b'{"model":"m"}', Tenant("a"), "id", "/v1/completions", 100.0
+    )
+    for after_s, first_from_s in ((595.0, 130.0), (10.0, 110.0)):
+        request.promised = Promised(0.9, 0.0, after_s)
+        held = HeldRequest.of(request, 10.0, 60.0)
+        assert held.first_from_s == first_from_s and held.refused_s == 160.0
 
 
 def test_what_can_be_in_time_goes_before_what_is_late_and_every_tenth_place_is_for_the_late() -> None:

@@ -135,6 +135,7 @@ class SimulatedGateway:
             serving = len(self._instances.serving(request.model, now_s))
             request = replace(request, promised=self._promises.arrived(request, serving, now_s))
         promised = request.promised
+        first_after_s = None if promised is None else min(promised.first_after_s, self._hold_max_s / 2.0)
         self._meter.arrived(request.model, request.slo_class, request.prompt_tokens, now_s)
         output = self._meter.output_tokens(request.model, request.slo_class, request.most_tokens)
         aged_s = request.arrival_s + self._classes[request.slo_class].aged_after_s
@@ -148,7 +149,7 @@ class SimulatedGateway:
             work=Work(1, request.prompt_tokens, output),
             prompt=beginnings_of(request),
             tenant=request.tenant,
-            first_from_s=None if promised is None else request.arrival_s + promised.first_after_s,
+            first_from_s=None if first_after_s is None else request.arrival_s + first_after_s,
         )
         self._of[held] = request.request_id
         stream = self._streams[request.request_id] = _StreamState(request, held)
