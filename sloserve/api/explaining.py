@@ -54,7 +54,7 @@ class Explaining:
         """
         self._command = command
         self._running: subprocess.Popen[bytes] | None = None
-        self._is_busy = False
+        self._is_busy = self._is_closed = False
 
     async def answer(self, settings: PluginSettings, query: bytes, now_s: float) -> Any:
         """Return why the request that a query names was late, or else the late requests of the first engine.
@@ -73,21 +73,32 @@ class Explaining:
         place += ["--folder", str(recordings_folder(settings.record_folder))]
         if self._is_busy:
             raise QueueFull("explain: another request is being explained; retry when it is done", 5, "")
+        if self._is_closed:
+            raise EngineError("explain: the server stops; run `sloserve explain` on its recording")
         self._is_busy = True
-        try:
-            found = await asyncio.to_thread(self._run, [*which, *place])
-        finally:
-            self._is_busy = False
+        explained = asyncio.ensure_future(asyncio.to_thread(self._run, [*which, *place]))
+        explained.add_done_callback(lambda done: done.cancelled() or done.exception())  # where the client has left
+        found = await asyncio.shield(explained)
         return found if number is not None else {**found, "late": found["late"][-MOST_LISTED:]}
 
     def close(self) -> None:
-        """End what runs: the server stops."""
+        """End what runs, and begin nothing more: the server stops."""
+        self._is_closed = True
         process = self._running
         if process is not None:
             process.kill()
 
     def _run(self, arguments: Sequence[str]) -> Any:
-        """Return what the command says; it takes as long as the command, in a thread."""
+        """Return what the command says; it takes as long as the command, in a thread.
+
+        The thread goes on where the client has left, so that it says itself when it is done.
+        """
+        try:
+            return self._said(arguments)
+        finally:
+            self._is_busy = False
+
+    def _said(self, arguments: Sequence[str]) -> Any:
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaints:
             self._running = process = subprocess.Popen(
@@ -98,6 +109,8 @@ class Explaining:
                 env={**environment, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             )
             try:
+                if self._is_closed:  # it was closed between the look at that and the start
+                    process.kill()
                 _restrain(process.pid)
                 status = process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:

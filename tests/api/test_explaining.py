@@ -88,6 +88,23 @@ def test_one_at_a_time(settings: PluginSettings) -> None:
     assert bounded.run(both())["argv"][0] == "0-3"
 
 
+def test_one_at_a_time_also_where_a_client_has_left(settings: PluginSettings, tmp_path: Path) -> None:
+    endless = f"import select; open({str(tmp_path / 'runs')!r}, 'w'); select.select([], [], [])"
+
+    async def leave() -> None:
+        explainer = saying(endless)
+        task = asyncio.create_task(explainer.answer(settings, b"request=0-1", NOW_S))
+        await bounded.until((tmp_path / "runs").exists)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(QueueFull, match="another request is being explained"):
+            await explainer.answer(settings, b"request=0-2", NOW_S)
+        explainer.close()
+
+    bounded.run(leave())
+
+
 def test_mistakes_doubts_and_failures_of_the_command(settings: PluginSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="^request 7: was in time$"):
         asked(saying("import sys; print('sloserve: request 7: was in time', file=sys.stderr); sys.exit(2)"), settings)
@@ -118,6 +135,8 @@ def test_what_takes_too_long_or_outlives_the_server_is_ended(
         explainer.close()
         with pytest.raises(EngineError, match=r"explain: failed \(-9\)"):
             await task
+        with pytest.raises(EngineError, match="the server stops"):
+            await explainer.answer(settings, b"request=0-1", NOW_S)
 
     bounded.run(closed())
     with pytest.raises(ProcessLookupError):
