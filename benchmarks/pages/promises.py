@@ -21,18 +21,22 @@ NEAR = {0.5: 0.03, 0.9: 0.02, 0.99: 0.007}
 ASKING = {"none": "no promises", "chat": "chats ask", "all": "all ask"}
 
 
-def coverage() -> pd.DataFrame:
-    """Return by figure and predictor how far the coverage is from the level, and how many windows miss the aim."""
+def coverage(name: str = "promises") -> pd.DataFrame:
+    """Return by figure and predictor how far the coverage is from the level, and how many windows miss the aim.
+
+    Args:
+        name: Name of the file of results.
+    """
     lines = {}
     for figure in PREDICTED:
-        for predictor, name in NAMES.items():
-            levels = {level: _of(predictor, figure, level) for level in LEVELS}
+        for predictor, shown in NAMES.items():
+            levels = {level: _of(predictor, figure, level, name) for level in LEVELS}
             if not all(levels.values()):
                 continue
             off = [f"{100.0 * (_kept(found) - level):+.2f}" for level, found in levels.items()]
             beyond = [_beyond(found, level) for level, found in levels.items()]
             worst = [f"{100.0 * _off(found, level)[1]:.1f}" for level, found in levels.items()]
-            lines[f"{FIGURES[figure]}, {name}"] = {
+            lines[f"{FIGURES[figure]}, {shown}"] = {
                 "coverage off by, p50, p90, p99": ", ".join(off),
                 "windows beyond the aim": ", ".join(str(count) for count, _ in beyond),
                 "of": str(beyond[0][1]),
@@ -139,9 +143,9 @@ def _share(runs: list[dict[str, Any]], name: str, what: str) -> float:
     return sum(row[name][what] for row in runs) / max(sum(row[name]["requests"] for row in runs), 1)
 
 
-def _of(predictor: str, figure: str, level: float) -> list[dict[str, Any]]:
+def _of(predictor: str, figure: str, level: float, name: str = "promises") -> list[dict[str, Any]]:
     wanted = (predictor, figure, level)
-    return [row for row in saved("promises")["rows"] if (row["predictor"], row["figure"], row["level"]) == wanted]
+    return [row for row in saved(name)["rows"] if (row["predictor"], row["figure"], row["level"]) == wanted]
 
 
 def _kept(found: list[dict[str, Any]]) -> float:

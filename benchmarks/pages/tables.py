@@ -661,6 +661,12 @@ def promises_kept() -> pd.DataFrame:
     return promises.kept()
 
 
+@table("promises.held_out")
+def promises_held_out() -> pd.DataFrame:
+    """The same with a seed that nothing was chosen on."""
+    return promises.coverage("promises_held_out")
+
+
 @table("promises.fleet")
 def promises_fleet() -> pd.DataFrame:
     """Promises that a fleet in virtual time gives and keeps."""

@@ -96,7 +96,7 @@ IDEAS = {
     "policies have one interface of lengths": Idea(
         kind=ast.ImportFrom,
         word=r"estimator\.length",
-        pattern=r"^from sloserve\.estimator\.length(?!\.choice import check_lengths$)",
+        pattern=r"^from sloserve\.estimator\.length(?!\.choice import (PREDICTED_GAUSSIAN, )?check_lengths$)",
         example="from sloserve.estimator.length.empirical import EmpiricalLength",
         instead="sloserve.lso.lengths.Lengths, with the predictor that the option `length` names",
         # Admission, the settings and virtual time are no policies: they take a predictor as it is.

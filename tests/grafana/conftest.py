@@ -74,7 +74,11 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def fleet_text() -> str:
-    """A scrape of what a gateway says of the plan of its fleet, with a need that replays have found."""
+    return fleet_scrape()
+
+
+def fleet_scrape() -> str:
+    """Return a scrape of what a gateway says of the plan of its fleet, with a need that replays have found."""
     registry = CollectorRegistry(auto_describe=True)
     need = ReplayedNeed(1000.0, 0.95, 2, 3, 4, 600.0)
     plan = PlanInForce(1000.0, {"x/0": ()}, pressure={"interactive": 1.4}, replayed=need)

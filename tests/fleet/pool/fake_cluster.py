@@ -77,7 +77,7 @@ class FakeCluster:
         for name, function in faked.items():
             patch.setattr(module, name, function)
         patch.setattr(module, "ray", ray)
-        patch.setattr(module.placement, "Demand", lambda fleet: demand)
+        patch.setattr(module.placement, "HostDemand", lambda fleet: demand)
         patch.setattr(module.placement, "is_placed", lambda fleet, node: True)
         patch.setattr(module.placement, "names_of", lambda fleet: set(self.actors))
 
