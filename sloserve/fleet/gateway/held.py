@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from sloserve.core.clock import Clock
+from sloserve.core.promises import Promised
 from sloserve.core.slo import DUE_NOW_S, SLO
 from sloserve.fleet.gateway.gateway_instance import SentRequest
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
@@ -46,6 +47,18 @@ def held_due_after_s(slo: SLO) -> float:
     due_now = targets.ttft_s is not None and targets.ttft_s <= DUE_NOW_S
     target_s = targets.e2e_s if due_now else targets.next_s()
     return slo.slo_class.aged_after_s if target_s is None else target_s
+
+
+def comes_first_after_s(promised: Promised | None, hold_max_s: float) -> float | None:
+    """Return the seconds from its arrival after which a held request comes first; ``None`` without a promise.
+
+    That is well before it has waited too long.
+
+    Args:
+        promised: The promise of the request.
+        hold_max_s: Seconds for which it may wait.
+    """
+    return None if promised is None else min(promised.first_after_s, hold_max_s / 2.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,8 +118,7 @@ class HeldRequest:
             affinity: Whether the beginnings of its prompt count.
             home: Instance that served its session last.
         """
-        slo, promised = request.slo, request.promised
-        first_after_s = None if promised is None else min(promised.first_after_s, hold_max_s / 2.0)
+        slo, first_after_s = request.slo, comes_first_after_s(request.promised, hold_max_s)
         return cls(
             model=request.model,
             slo_class=request.slo_class,

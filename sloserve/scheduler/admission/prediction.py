@@ -185,11 +185,8 @@ class Predictor:
             queue: What waits ahead of it.
             now_s: The present time, in seconds.
             alone: Whether no request waits, in any class.
-
-        Raises: KeyError for an unknown class.
         """
         self._run_out(now_s)
-        self._classes[new.slo.slo_class.name]  # an unknown class is an error at once
         urgency = Urgency.stated_by(new.slo)
         arrived = RequestInFlight(new.arrival_s, new.streamed, self._in_flight)
         made = Forecast(None, None, urgency, queue.ahead, alone, arrived)

@@ -1,19 +1,18 @@
 """A gateway in virtual time: it meters, holds and sends requests on events in place of connections."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from sloserve.core.errors import PromiseRefused
 from sloserve.core.request import PREFIX_BLOCK_TOKENS
-from sloserve.core.slo import ClassTable
+from sloserve.core.slo import SLO, ClassTable, Targets
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.plan_in_force import PlanInForce
 from sloserve.fleet.contract.reports import AgentReport, GatewayReport
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.gateway_instance import SentRequest
-from sloserve.fleet.gateway.held import HeldRequest, HeldRequests, HoldFull
+from sloserve.fleet.gateway.held import HeldRequest, HeldRequests, HoldFull, comes_first_after_s, held_due_after_s
 from sloserve.fleet.gateway.instances import COMPARED, Instances
 from sloserve.fleet.gateway.prediction import Pace, Work
 from sloserve.fleet.gateway.prefixes import Beginning, chained
@@ -134,16 +133,15 @@ class SimulatedGateway:
         if self._promises is not None:
             serving = len(self._instances.serving(request.model, now_s))
             request = replace(request, promised=self._promises.arrived(request, serving, now_s))
-        promised = request.promised
-        first_after_s = None if promised is None else min(promised.first_after_s, self._hold_max_s / 2.0)
+        first_after_s = comes_first_after_s(request.promised, self._hold_max_s)
         self._meter.arrived(request.model, request.slo_class, request.prompt_tokens, now_s)
         output = self._meter.output_tokens(request.model, request.slo_class, request.most_tokens)
-        aged_s = request.arrival_s + self._classes[request.slo_class].aged_after_s
+        slo = request.slo or SLO(self._classes[request.slo_class], Targets())
         held = HeldRequest(
             model=request.model,
             slo_class=request.slo_class,
             arrival_s=request.arrival_s,
-            due_s=aged_s if request.due_s == math.inf else request.due_s,
+            due_s=request.arrival_s + held_due_after_s(slo),
             rank=request.rank,
             until_s=request.arrival_s + self._hold_max_s,
             work=Work(1, request.prompt_tokens, output),
