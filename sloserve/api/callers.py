@@ -74,7 +74,8 @@ class Callers:
     def follow(self, settings: PluginSettings) -> None:
         """Know the senders of the requests to come by other settings; the file of keys stays."""
         self._rules, self._stated = settings.rules, settings.header_rules
-        self._of_proxies = replace(settings.header_rules, trusts_gateway=settings.admission.promises == "gateway")
+        promises = settings.admission.promises == "gateway"
+        self._of_proxies = replace(settings.header_rules, trusts_gateway=promises, trusts_proxy=True)
         self._unstated = replace(settings.header_rules, tenant_headers=())
         self._proxies = TrustedProxies(settings.trusted_proxies)
 

@@ -15,6 +15,8 @@ from sloserve.core import numbers
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.nearest import nearest
 from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S
+from sloserve.wire.held import HEADER as HELD
+from sloserve.wire.held import Held, read_held
 
 FIELDS = {
     "x-slo-ttft-ms": "slo_ttft_ms",
@@ -155,6 +157,7 @@ class HeaderRules:
         session_headers: Names of headers that may name a task, in lower case, see :mod:`sloserve.wire.tasks`.
         priority_headers: Names of headers that state a priority, in lower case, see :mod:`sloserve.wire.priorities`.
         trusts_gateway: Whether the sender is trusted to be a gateway, so that its promises hold.
+        trusts_proxy: Whether the sender is a trusted proxy, so that recordings state how long it held a request.
     """
 
     tenant_headers: tuple[str, ...] = TENANTS
@@ -162,6 +165,7 @@ class HeaderRules:
     session_headers: frozenset[bytes] = frozenset()
     priority_headers: frozenset[bytes] = frozenset()
     trusts_gateway: bool = False
+    trusts_proxy: bool = False
 
     @functools.cached_property
     def tenant_names(self) -> frozenset[bytes]:
@@ -188,6 +192,7 @@ class HeaderFields:
         priorities: Values of headers that state a priority, by the header's name; of a repeated header the first.
         given_after_s: Seconds from arrival after which the request comes first, as a gateway has promised; ``None``
             for no such promise.
+        held: What a gateway says of the time before the request was sent here; ``None`` without a gateway.
     """
 
     fields: dict[str, Field] = field(default_factory=dict)
@@ -203,6 +208,7 @@ class HeaderFields:
     final: bool = False
     priorities: dict[str, str] = field(default_factory=dict)
     given_after_s: float | None = None
+    held: Held | None = None
 
 
 DEFAULT_RULES = HeaderRules()
@@ -244,6 +250,8 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]], rules: HeaderRules = DE
                 raise InvalidRequest(name, text, f"{before.value!r}, which {before.name} states; give one of them")
         elif name == PROMISED and rules.trusts_gateway:
             found.given_after_s = _given_after_s(raw_value)
+        elif name == HELD:
+            found.held = read_held(raw_value) if rules.trusts_proxy else None
         elif name == FINAL:
             found.final = raw_value.strip().lower() == b"true"
         elif name == REPORT:

@@ -18,6 +18,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.promises import LEAST_LEVEL, MOST_LEVEL, PromiseWish
 from sloserve.core.slo import MAX_TARGET_S, MAX_TDS, SLO, ClassTable, Targets
 from sloserve.core.tasks import MOST_CALLS, TaskCall
+from sloserve.wire.held import KEY as HELD_KEY
 
 TARGET_KEYS = {
     # key: (field of Targets, factor to its unit, limit in the key's own unit, what is allowed)
@@ -51,7 +52,7 @@ CALL_KEY = "sloserve_call"
 """Key that our front end sends to our scheduler, never a client: see :func:`with_internal`."""
 PROMISED_KEY = "sloserve_promised"
 """Key that our front end sends to our scheduler, never a client: see :func:`with_promise`."""
-_INTERNAL = frozenset({LENGTH_KEY, PROGRESS_KEY, TENANT_KEY, CALL_KEY, PROMISED_KEY})
+_INTERNAL = frozenset({LENGTH_KEY, PROGRESS_KEY, TENANT_KEY, CALL_KEY, PROMISED_KEY, HELD_KEY})
 
 
 def parse_slo(extra_args: Mapping[str, Any] | None, classes: ClassTable) -> SLO:

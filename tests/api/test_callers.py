@@ -324,6 +324,7 @@ def test_without_keys_a_header_counts_from_trusted_proxies_alone(
         .caller({"type": "http", "path": "/v1/completions", "headers": [], "client": (peer, 1)})
         .rules
     )
+    assert rules.trusts_proxy is counts
     assert rules.trusts_gateway is (counts and promises == "gateway"), "other proxies pass on what clients state"
     said = [line for line in warnings() if "trusted_proxies" in line]
     assert len(said) == (0 if counts else 1)

@@ -4,7 +4,9 @@ import pytest
 
 from sloserve.core.errors import InvalidRequest
 from sloserve.core.predicted import Predicted, Quantiles
+from sloserve.core.slo import Targets
 from sloserve.wire.headers import FIELDS, MAX_IGNORED, Field, HeaderRules, given_header, read_headers, remaining
+from sloserve.wire.held import Held, held_header
 from sloserve.wire.response_headers import predictions
 
 
@@ -89,6 +91,23 @@ def test_what_a_gateway_promised_counts_from_trusted_senders_alone(value: str, a
     headers = [(b"x-slo-promised", value.encode("latin-1"))]
     assert read_headers(headers, HeaderRules(trusts_gateway=True)).given_after_s == after_s
     assert read_headers(headers).given_after_s is None
+
+
+@pytest.mark.parametrize(
+    ("value", "held"),
+    [
+        (held_header(1.25, Targets(ttft_s=0.5, tpot_s=1.0, e2e_s=30.0)).encode(), Held(1.25, 0.5, 30.0)),
+        (held_header(0.001, Targets(e2e_s=2.5)).encode(), Held(0.001, None, 2.5)),
+        (held_header(2.0, Targets()).encode(), Held(2.0, None, None)),
+        (b"9" * 9, Held(3600.0, None, None)),
+        *((value, None) for value in (b"9" * 5000, b"-5", b"1.5", b"", b"5;e2e-ms=x", b"5;x=1", "\u00b2".encode())),
+    ],
+)
+def test_how_long_a_gateway_held_a_request_is_known_from_trusted_proxies_alone(value: bytes, held: Held | None) -> None:
+    headers = [(b"x-slo-held-ms", value)]
+    assert read_headers(headers, HeaderRules(trusts_proxy=True)).held == held
+    found = read_headers(headers, HeaderRules(reject_unknown=True))
+    assert found.held is None and not found.ignored
 
 
 def test_unknown_headers_are_passed_over_up_to_a_number() -> None:

@@ -9,13 +9,15 @@ from typing import Any, Final
 
 import msgspec
 
+from sloserve.wire.held import Held
+
 FORMAT: Final = 1
 """Version of the events; a reader refuses others."""
 STRETCH_TOKENS: Final = 64
 """Tokens of a prompt that one of its hashes stands for, as far as whole KV blocks allow."""
 HASH_BYTES: Final = 8
 ENGINE, FRONT_END = "engine", "front end"
-"""Processes that record: an engine, or an API process, which records what it refuses."""
+"""Processes that record: an engine, or an API process or gateway, which records what it refuses."""
 
 SATURATED: Final = "rejected-saturated"
 UNATTAINABLE: Final = "rejected-slo-unattainable"
@@ -25,7 +27,18 @@ STOPPING: Final = "shutting-down"
 TENANT_LIMIT: Final = "tenant-limit"
 BODY_TOO_LARGE: Final = "body-too-large"
 BY_VLLM: Final = "refused-by-vllm"
-REFUSALS: Final = (SATURATED, UNATTAINABLE, UNPROMISED, INVALID, STOPPING, TENANT_LIMIT, BODY_TOO_LARGE, BY_VLLM)
+EXPIRED: Final = "rejected-ttl-expired"
+REFUSALS: Final = (
+    SATURATED,
+    UNATTAINABLE,
+    UNPROMISED,
+    INVALID,
+    STOPPING,
+    TENANT_LIMIT,
+    BODY_TOO_LARGE,
+    BY_VLLM,
+    EXPIRED,
+)
 """Reasons of a refusal; the words of the metrics and of ``x-slo-dropped-reason`` where they have one."""
 
 
@@ -98,6 +111,8 @@ class Arrived(_Event, tag=1):
         reached_s: When it reached the scheduler; ``None`` in recordings that do not say.
         first_from_s: Time from which on it comes first, as its targets were promised; ``None`` without a promise, and
             in recordings that do not say.
+        held: The time before ``at_s`` for which a fleet's gateway had held it; the targets are what was left of them.
+            ``None`` without a gateway.
     """
 
     number: int
@@ -120,6 +135,7 @@ class Arrived(_Event, tag=1):
     prompt: bytes
     reached_s: float | None = None
     first_from_s: float | None = None
+    held: Held | None = None
 
 
 class RequestAdmitted(_Event, tag=2):
@@ -229,7 +245,7 @@ class PoliciesChanged(_Event, tag=8):
 
 
 class Refused(_Event, tag=9):
-    """A request that the front end refused; no engine was given it.
+    """A request that the front end, or a fleet's gateway, refused; no engine was given it.
 
     Args:
         at_s: When it arrived at the server.
@@ -239,6 +255,7 @@ class Refused(_Event, tag=9):
         max_tokens: Most tokens of its output; ``None`` for no limit of its own, or if it was not read.
         output_tokens: Length of the output that it states; ``None`` if it states none, or it was not read.
         tenant: Tenant of the request, salted as the engines of the same server do.
+        model: Name of the model that it asked for; empty where the process serves one.
     """
 
     at_s: float
@@ -252,6 +269,7 @@ class Refused(_Event, tag=9):
     max_tokens: int | None
     output_tokens: int | None
     tenant: int
+    model: str = ""
 
 
 class Lost(_Event, tag=10):

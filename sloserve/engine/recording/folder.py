@@ -9,6 +9,7 @@ from sloserve.core.user_folders import user_folder
 from sloserve.engine.recording.segments import SUFFIX
 
 _FRONT_END: Final = "-api"
+_GATEWAY: Final = "-gateway"
 _WRITTEN_WITHIN_S: Final = 3600.0
 """Seconds after its last frame for which a segment counts as one of a running server."""
 
@@ -46,6 +47,15 @@ def front_end_stem(run: str, rank: int) -> str:
     return f"{run}{_FRONT_END}{rank}"
 
 
+def gateway_stem(run: str) -> str:
+    """Return the beginning of the names of the segments of a fleet's gateway.
+
+    Args:
+        run: Name of the gateway's recordings.
+    """
+    return f"{run}{_GATEWAY}"
+
+
 def stem_of(path: Path) -> str:
     """Return the beginning of the name of a segment, which all segments of its process have."""
     return path.name.rpartition("-")[0]
@@ -59,6 +69,11 @@ def run_of(stem: str) -> str:
 def is_of_front_end(stem: str) -> bool:
     """Return whether a stem is one of an API process."""
     return stem[len(run_of(stem)) :].startswith(_FRONT_END)
+
+
+def is_of_gateway(stem: str) -> bool:
+    """Return whether a stem is one of a fleet's gateway."""
+    return stem.endswith(_GATEWAY)
 
 
 def trim(folder: Path, most_bytes: int, now_s: float) -> None:

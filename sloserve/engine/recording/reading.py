@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,7 @@ from sloserve.engine.recording.events import (
     Stepped,
     StopStringFound,
 )
-from sloserve.engine.recording.folder import is_of_front_end, recordings_folder, run_of, stem_of
+from sloserve.engine.recording.folder import is_of_front_end, is_of_gateway, recordings_folder, run_of, stem_of
 from sloserve.engine.recording.segments import SUFFIX, read_segment
 
 
@@ -45,7 +46,8 @@ class Recording:
         paused: Pauses in order.
         steps: Steps in order.
         policies: Changes of the policies in order.
-        refused: Requests that the server's front end refused, by arrival; all engines of a server have the same.
+        refused: Requests that the server's front end refused, by arrival; all engines of a server have the same. In a
+            fleet also requests for the model that gateways refused while the engine made steps.
         lost: Number of events that were lost, of the engine and of the front end.
     """
 
@@ -89,16 +91,19 @@ class Recording:
 def recordings(folder: Path) -> dict[str, list[Path]]:
     """Return the segments of each engine's recording in a folder, the latest recording last.
 
-    Segments of the front end of the same server follow the engine's own.
+    Segments of the front end of the same server follow the engine's own, then the segments of all gateways.
 
     Raises: ConfigError if the folder cannot be read or has no segment of an engine.
     """
     found: dict[str, list[Path]] = {}
     front_ends: dict[str, list[Path]] = {}
+    gateways: list[Path] = []
     try:
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             stem = stem_of(path)
-            if is_of_front_end(stem):
+            if is_of_gateway(stem):
+                gateways.append(path)
+            elif is_of_front_end(stem):
                 front_ends.setdefault(run_of(stem), []).append(path)
             else:
                 found.setdefault(stem, []).append(path)
@@ -106,7 +111,7 @@ def recordings(folder: Path) -> dict[str, list[Path]]:
         raise ConfigError(f"{folder}: cannot be read: {error}") from error
     if not found:
         raise ConfigError(f"{folder}: there is no recording; sloserve serve --record-mib 64 makes one")
-    return {stem: [*paths, *front_ends.get(run_of(stem), ())] for stem, paths in found.items()}
+    return {stem: [*paths, *front_ends.get(run_of(stem), ()), *gateways] for stem, paths in found.items()}
 
 
 LATEST: Final = "latest"
@@ -143,7 +148,8 @@ def read_recording(paths: Iterable[Path]) -> Recording:
     """Return the recording in its segments, of which damaged ends are left out.
 
     Args:
-        paths: Segments of one engine, the oldest first, then segments of its server's front end, if there are any.
+        paths: Segments of one engine, the oldest first, then segments of its server's front end and of gateways, if
+            there are any.
 
     Raises: ConfigError for files that are no segments, or hold nothing of an engine.
     """
@@ -166,9 +172,20 @@ def read_recording(paths: Iterable[Path]) -> Recording:
             raise ConfigError(f"{path}: cannot be read: {error}") from error
     if recording is None:
         raise ConfigError("the recording holds nothing yet; a running server writes once a second")
-    recording.refused, recording.lost = sorted(refused, key=lambda one: one.at_s), lost.sum
+    recording.refused = sorted(filter(partial(_concerns, recording), refused), key=lambda one: one.at_s)
+    recording.lost = lost.sum
     _tell_aborts(recording.ended, stopped, has_front_end)
     return recording
+
+
+def _concerns(recording: Recording, refused: Refused) -> bool:
+    """Return whether a refused request might have come to an engine: to its server, or by a gateway to its model."""
+    if not refused.model:
+        return True
+    steps = recording.steps
+    return refused.model == recording.head.engine.get("model") and bool(
+        steps and steps[0].start_s <= refused.at_s <= steps[-1].end_s
+    )
 
 
 def _tell_aborts(ended: dict[int, RequestEnded], stopped: set[int], has_front_end: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from sloserve.core.errors import BadBody, Evicted, InvalidRequest, Rejected, SloServeError, UnknownModel
 from sloserve.core.outcome import Outcome
+from sloserve.engine.recording.front_end import reason_of
 from sloserve.fleet.client_routes import AUDIO, GENERATING
 from sloserve.fleet.gateway.accounting import RequestAccounting
 from sloserve.fleet.gateway.dispatch import Dispatch
@@ -21,6 +22,7 @@ from sloserve.fleet.gateway.metrics import NO_MODEL
 from sloserve.fleet.gateway.model_choice import ModelChoice
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.passing import PassedResponse
+from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.wire import errors
 from sloserve.wire.asgi import ClientLeft, report_slo
 from sloserve.wire.body import BYTES_PER_TOKEN
@@ -41,6 +43,7 @@ class ForwardedRequest:
         self._counted_as = NO_MODEL, ""
         self.answer = PassedResponse(opened.at_once, opened.scope["path"])
         self._use: RequestUse | None = None
+        self._request: GatewayRequest | None = None
         self._booking: RequestAccounting | None = None
 
     async def run(self) -> None:
@@ -49,16 +52,18 @@ class ForwardedRequest:
         try:
             with self._parts.places.place(self._tenant) as place:
                 self._use = self._parts.rates.admit(self._tenant.name, self._tenant.quota)
-                request = await self._read(place)
+                request = self._request = await self._read(place)
                 self._use.estimate(request.prompt_tokens)
                 choice = ModelChoice(self._parts, request)
                 async with WhileClientWaits(self._opened.body) as client:
                     outcome = await self._serve(request, choice, place, client)
-        except (InvalidRequest, BadBody, UnknownModel, Rejected):
+        except (InvalidRequest, BadBody, UnknownModel, Rejected) as error:
             outcome = Outcome.REJECTED
+            self._record_refusal(error)
             raise
-        except Evicted:
+        except Evicted as error:
             outcome = Outcome.EVICTED
+            self._record_refusal(error)
             raise
         except (ClientLeft, asyncio.CancelledError):
             outcome = Outcome.ABORTED
@@ -73,6 +78,20 @@ class ForwardedRequest:
             is_refused_by_engine = outcome is Outcome.REJECTED and self.answer.begun
             if choice is not None and not is_refused_by_engine:  # the client's fault says nothing about the choice
                 choice.ended(has_left=outcome is Outcome.ABORTED)
+
+    def _record_refusal(self, error: SloServeError) -> None:
+        """Record that the request is refused, if the settings ask for recordings."""
+        parts, request = self._parts, self._request
+        if parts.refusals is None:
+            return
+        at_s = parts.clock.now_s() - (parts.clock.monotonic_s() - self._arrival_s)
+        asked, model = None, self._counted_as[0]
+        if request is not None:
+            model = request.model if isinstance(request.model, str) and request.model in parts.models else NO_MODEL
+            sizes = request.prompt_tokens, request.max_tokens, request.output_tokens
+            asked = ArrivingRequest(request.slo, self._arrival_s, *sizes)
+        slo = None if request is None else request.slo
+        parts.refusals.refused(reason_of(error), at_s, self._tenant.name, slo, asked, model)
 
     async def _read(self, place: RequestPlace) -> GatewayRequest:
         scope, body = self._opened.scope, await self._opened.body.read(place.take)

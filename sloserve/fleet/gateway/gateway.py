@@ -212,6 +212,8 @@ class Gateway:
                 await asyncio.to_thread(self._work.stop)
             if self._sets is not None:
                 await asyncio.to_thread(self._sets.close)
+            if self.parts.refusals is not None:
+                await asyncio.to_thread(self.parts.refusals.close)
         finally:
             await self.shared.agents.close()
 

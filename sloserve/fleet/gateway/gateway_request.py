@@ -44,6 +44,8 @@ from sloserve.wire.headers import (
     read_headers,
     stating,
 )
+from sloserve.wire.held import HEADER as HELD
+from sloserve.wire.held import held_header
 from sloserve.wire.lenient import flag, number
 from sloserve.wire.resolve import Rules, resolve
 from sloserve.wire.tasks import StatedTask
@@ -142,6 +144,8 @@ class GatewayRequest:
         headers = self.headers + stating(stated)
         if self.promised is not None and generates:
             headers.append((PROMISED, given_header(self.promised.level, self.promised.first_after_s - late_s)))
+        if late_s >= 1e-3 and generates:
+            headers.append((HELD, held_header(late_s, self.slo.targets)))
         if self.ttl_s is not None:
             headers.append((TTL, str(left_ms(self.ttl_s, late_s))))
         return headers

@@ -5,6 +5,8 @@ from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from sloserve.core.clock import Clock
+from sloserve.engine.recording.folder import gateway_stem
+from sloserve.engine.recording.front_end import RecordedFrontEnd
 from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.gateway.attained import Attained
 from sloserve.fleet.gateway.choosing import Chooser
@@ -88,6 +90,8 @@ class GatewayState:
     """Requests that clients may ask about."""
     calls: TenantPlaces = field(init=False)
     """Places of requests for files and batches."""
+    refusals: RecordedFrontEnd | None = field(init=False)
+    """Recording of refused requests; ``None`` if the settings ask for none."""
     created_s: int = field(init=False)
     """Time at which the gateway started, in epoch seconds."""
 
@@ -97,6 +101,7 @@ class GatewayState:
         if before is not None:
             self._take_over(before)
             return
+        self.refusals = RecordedFrontEnd.begin(self.settings, gateway_stem, self.clock)
         self.sessions = Sessions(self.limits.max_sessions)
         self.attained = Attained(self.settings.classes.names)
         self.rates = TenantRates(self.clock)
@@ -108,7 +113,7 @@ class GatewayState:
         """Take what counts from the state before; this changes nothing there until :meth:`take_effect`."""
         self.sessions, self.rates, self.places = before.sessions, before.rates, before.places
         self.calls, self.created_s, self.passing_on = before.calls, before.created_s, before.passing_on
-        self.in_flight = before.in_flight
+        self.in_flight, self.refusals = before.in_flight, before.refusals
         self.attained = before.attained.of_classes(self.settings.classes.names)
         self.tasks = before.tasks.of_settings(self.settings)
         # Predictions hold for one set of rules and classes; with others an admission begins empty, and does not count
@@ -130,6 +135,8 @@ class GatewayState:
         self.instances.affinity = limits.affinity
         self.demand.follow(classes, an_event)
         self.tasks.set_classes(classes.names)
+        if self.refusals is not None:
+            self.refusals.follow(self.settings)
 
     def admission(self, model: str) -> Admission:
         """Return the admission of one model, over all its instances."""

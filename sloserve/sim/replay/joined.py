@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from sloserve.core.errors import ConfigError
-from sloserve.engine.recording.events import Arrived, RequestEnded
+from sloserve.engine.recording.events import Arrived, Refused, RequestEnded
 from sloserve.engine.recording.reading import Recording, read_recording
 
 
@@ -44,7 +44,8 @@ def _end_s(recording: Recording) -> float:
 def joined(recordings: Sequence[Recording]) -> Recording:
     """Return the requests of all recordings as of one engine; its steps are the first one's.
 
-    Numbers of requests change, so that they stay different.
+    Numbers of requests change, so that they stay different. A request that a gateway held arrives when the gateway got
+    it, with the targets that it had then.
     """
     count = len(recordings)
     arrived: dict[int, Arrived] = {}
@@ -53,7 +54,7 @@ def joined(recordings: Sequence[Recording]) -> Recording:
     for place, one in enumerate(recordings):
         for number, request in one.arrived.items():
             own = number * count + place
-            arrived[own] = msgspec.structs.replace(request, number=own)
+            arrived[own] = _as_it_came(msgspec.structs.replace(request, number=own))
             if number in one.ended:
                 ended[own] = msgspec.structs.replace(one.ended[number], number=own)
             if number in one.first_token_s:
@@ -66,5 +67,22 @@ def joined(recordings: Sequence[Recording]) -> Recording:
         first_token_s=first_token_s,
         preempted=[],
         paused=[],
+        refused=_all_refused(recordings),
         lost=sum(one.lost for one in recordings),
     )
+
+
+def _as_it_came(request: Arrived) -> Arrived:
+    """Return a request as it came to the gateway that held it; another engine might have taken it at once."""
+    if request.held is None:
+        return request
+    at_s = request.at_s - request.held.held_s
+    return msgspec.structs.replace(
+        request, at_s=at_s, reached_s=at_s, ttft_s=request.held.ttft_s, e2e_s=request.held.e2e_s, held=None
+    )
+
+
+def _all_refused(recordings: Sequence[Recording]) -> list[Refused]:
+    """Return what was refused, once each: the engines of one server, and of one gateway, state the same refusals."""
+    found = {msgspec.msgpack.encode(one): one for recording in recordings for one in recording.refused}
+    return sorted(found.values(), key=lambda one: one.at_s)

@@ -197,7 +197,8 @@ def answer(
 
     Raises: ConfigError for a recording that says too little, or a run that cannot be replayed.
     """
-    whole = recordings[0] if len(recordings) == 1 else joined(recordings)
+    is_joined = len(recordings) > 1 or (bool(question.replicas) and _was_held(recordings[0]))
+    whole = joined(recordings) if is_joined else recordings[0]
     span, count = span_of(whole, question.last_s), len(recordings)
     ran, fitted = policy_of(whole, span), fitted_steps(*recordings)
     runs = question.runs(ran, count)
@@ -208,7 +209,7 @@ def answer(
     def replays(slos: ClassTable | None) -> list[Replayed]:
         return [
             Replayed(
-                whole, fitted, traffic(whole, span, seed=seed, slos=slos), question.engine_kind, is_joined=count > 1
+                whole, fitted, traffic(whole, span, seed=seed, slos=slos), question.engine_kind, is_joined=is_joined
             )
             for seed in seeds
         ]
@@ -228,6 +229,11 @@ def answer(
             found = work.outcomes(asked, runs, ended)
             rows = [_row(run, outcomes, base_row) for run, outcomes in found.items()]
     return Answer(ran, count, span, as_recorded[0].traffic, fitted, real, error, base_row, whole.lost, rows)
+
+
+def _was_held(recording: Recording) -> bool:
+    """Return whether a gateway held requests before the engine got them, as more replicas would shorten."""
+    return any(one.held is not None for one in recording.arrived.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

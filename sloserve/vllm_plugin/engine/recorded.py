@@ -47,6 +47,7 @@ from sloserve.vllm_plugin.engine.prefix_cache import prompt_contents
 from sloserve.vllm_plugin.engine.vllm_port import admitted_ids
 from sloserve.vllm_plugin.kv_groups import layout_of
 from sloserve.vllm_plugin.versions import installed_vllm
+from sloserve.wire.held import stated_held
 from sloserve.wire.xargs import stated_tenant
 
 logger = logging.getLogger(__name__)
@@ -192,6 +193,7 @@ class Recorded:
         number = self._number_of[request.request_id] = self._next
         self._next += 1
         params, targets, call, salt = request.sampling_params, stated.slo.targets, stated.call, self._salt
+        extra_args = None if params is None else params.extra_args
         prompt = prompt_contents(self._scheduler, request, STRETCH_TOKENS)
         self._recorder.add(
             Arrived(
@@ -206,7 +208,7 @@ class Recorded:
                 None if params is None else params.max_tokens,
                 stated.output_tokens,
                 request.priority,
-                salt.name(None if params is None else stated_tenant(params.extra_args or {})),
+                salt.name(stated_tenant(extra_args)),
                 salt.name(compat.lora_name(request)),
                 salt.name(None if call is None else call.key),
                 None if call is None else call.due_s,
@@ -215,6 +217,7 @@ class Recorded:
                 salt.contents(prompt),
                 self._clock.now_s(),
                 stated.first_from_s,
+                stated_held(extra_args),
             )
         )
 

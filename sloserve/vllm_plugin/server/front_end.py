@@ -30,6 +30,8 @@ from sloserve.engine.metrics.known_tasks import ArrivingTask
 from sloserve.engine.metrics.live_view import LiveView
 from sloserve.engine.metrics.process_page import Boards
 from sloserve.engine.recording.events import BY_VLLM, INVALID, STOPPING
+from sloserve.engine.recording.folder import front_end_stem
+from sloserve.engine.recording.front_end import RecordedFrontEnd
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.admission.queue_view import SWEEP_INTERVAL_S, WaitingPlace
 from sloserve.scheduler.settings import PluginSettings, plugin_settings
@@ -40,15 +42,21 @@ from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.live_settings import LiveSettings
 from sloserve.vllm_plugin.server.load_shown import LoadShown
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
-from sloserve.vllm_plugin.server.recorded_front_end import RecordedFrontEnd
 from sloserve.vllm_plugin.server.request_tasks import RequestTasks
 from sloserve.vllm_plugin.server.shared_pages import board, task_pages
 from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tenant_of, warn_operator
 from sloserve.vllm_plugin.server.tracing import Tracing
 from sloserve.wire import context, errors
 from sloserve.wire.context import HTTPContext
+from sloserve.wire.held import with_held
 from sloserve.wire.progress import RequestProgress, place_at_admission
-from sloserve.wire.xargs import of_further_call, stated_output_tokens, stating_keys, with_internal, with_promise
+from sloserve.wire.xargs import (
+    of_further_call,
+    stated_output_tokens,
+    stating_keys,
+    with_internal,
+    with_promise,
+)
 
 
 class FrontEnd:
@@ -85,7 +93,7 @@ class FrontEnd:
         self._states = engine.output_processor.request_states
         engine.output_processor.add_request = self._noting_outputs(engine.output_processor.add_request)
         self._pages = EnginePages()
-        self._recorded = RecordedFrontEnd.begin(settings, rank, clock)
+        self._recorded = RecordedFrontEnd.begin(settings, functools.partial(front_end_stem, rank=rank), clock)
         self._stated = StatedSLOs(settings, self._metrics, self._pages, self.count_invalid)
         self.live.tell(self._follow)
         self.drain = Drain()
@@ -146,6 +154,8 @@ class FrontEnd:
             observed.stop_string_found = self._recorded.stop_string_found
         observed.stated = stating_keys(sampling_params.extra_args)
         length = self._predict_length(observed, prompt, sampling_params)
+        if self._recorded is not None and http is not None and http.headers.held is not None:
+            sampling_params.extra_args = with_held(sampling_params.extra_args, http.headers.held)
         call = observed.call()
         task = self._tasks.arriving(http, observed, resolved.task)
         self._admit(http, call, prompt, sampling_params, length, task)

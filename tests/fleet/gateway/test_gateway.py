@@ -13,8 +13,11 @@ import msgspec
 import pytest
 
 from sloserve.core.spans import Phase
+from sloserve.engine.recording.events import FRONT_END, INVALID, Refused, SegmentHead
+from sloserve.engine.recording.segments import read_segment
 from sloserve.fleet import bounded_protocol as protocol
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, stated_prefixes
+from sloserve.fleet.gateway.metrics import NO_MODEL
 from sloserve.fleet.gateway.prefixes import beginnings, names_of, part
 from sloserve.fleet.gateway.serve import config
 from sloserve.fleet.gateway.shared_state import GatewayDependencies
@@ -97,6 +100,29 @@ def test_a_request_reaches_its_engine_and_its_answer_comes_back(tmp_path: Path) 
             )
 
     run(test)
+
+
+def test_what_a_gateway_refuses_is_recorded_with_its_model_and_reason(tmp_path: Path) -> None:
+    """A client that is served leaves nothing, and neither does one without a key."""
+    folder = tmp_path / "recordings"
+    settings = f"settings: {{policy: edf, record_mib: 1, record_folder: {folder}}}"
+
+    async def test() -> None:
+        async with line(tmp_path, text=FLEET.replace("settings: {policy: edf}", settings)) as to:
+            assert (await to.complete("abc")).status_code == 200
+            late = {"headers": {"x-slo-class": "batch", "x-slo-e2e-ms": "none"}}
+            assert (await to.complete("abc", **late)).status_code == 400
+            assert (await to.complete("abc", model="other")).status_code == 404
+
+    run(test)
+    (path,) = folder.iterdir()
+    assert path.name.rpartition("-")[0].endswith("-gateway")
+    head, *refused = read_segment(path)
+    assert isinstance(head, SegmentHead) and head.process == FRONT_END
+    assert [(one.reason, one.model, one.prompt_tokens) for one in refused if isinstance(one, Refused)] == [
+        (INVALID, NO_MODEL, None),
+        (INVALID, NO_MODEL, 1),
+    ]
 
 
 @pytest.mark.parametrize("digits", ["5000\n", "\uff15\uff10"])

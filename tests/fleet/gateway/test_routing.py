@@ -287,6 +287,8 @@ def test_an_engine_is_told_no_slo_on_a_route_where_it_would_refuse_one(route: st
     assert [name for name, _ in request.headers_after(0.1)] == ["x-request-id", "x-tenant-id", "x-request-ttl-ms"]
     generates = reader.read([*headers, ttl], b'{"model":"m"}', Tenant("a"), "id", ROUTE)
     assert {name.decode() for name, _ in headers} <= {name for name, _ in generates.headers_after(0.1)}
+    assert ("x-slo-held-ms", "100;e2e-ms=9000") in generates.headers_after(0.1)
+    assert "x-slo-held-ms" not in dict(generates.headers_after(0.0004))
 
 
 def test_a_server_that_sends_answers_by_their_slo_is_told_what_the_body_states() -> None:

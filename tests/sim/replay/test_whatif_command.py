@@ -11,12 +11,14 @@ import yaml
 
 from sloserve.cli import root
 from sloserve.core.errors import ConfigError
+from sloserve.engine.recording.events import Arrived, Refused
 from sloserve.engine.recording.reading import Recording, recordings
 from sloserve.sim.replay.engine_of import fitted_steps
 from sloserve.sim.replay.joined import beside, joined
 from sloserve.sim.replay.whatif import Question, answer
 from sloserve.sim.workloads.named_slos import find_slos
-from tests.sim.replay.played import CLASSES, played, workload, written
+from sloserve.wire.held import Held
+from tests.sim.replay.played import CLASSES, EPOCH_S, played, workload, written
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +76,41 @@ def test_flags_and_targets_can_be_changed(recording: Recording, tmp_path: Path) 
     (same,) = found.rows
     assert same.name == "fcfs" and same.in_time is not None and same.in_time.value == 100.0
     assert found.error.is_trusted  # judged by the recorded targets
+
+
+def test_more_replicas_would_have_shortened_the_wait_at_a_gateway() -> None:
+    """A gateway held what the engine had no place for: its recording shows short queues and targets that had shrunk.
+
+    Without the time that requests were held, a second replica would seem to gain nothing.
+    """
+    whole = played(workload(150, rps=17.0))[0]
+    held = replace(whole, arrived={number: _held(one, whole) for number, one in whole.arrived.items()})
+    question = Question(policies=("fcfs",), replicas=(2,), seeds=1)
+    (expected,), (found,) = answer([whole], question).rows, answer([held], question).rows
+    assert expected.in_time is not None and found.in_time is not None
+    assert expected.in_time.value > 90.0
+    assert found.in_time.value == pytest.approx(expected.in_time.value, abs=2.0)
+    assert answer([held], question).error.is_trusted
+    unknown = {number: msgspec.structs.replace(one, held=None) for number, one in held.arrived.items()}
+    (unaware,) = answer([replace(held, arrived=unknown)], question, anyway=True).rows
+    assert unaware.in_time is not None and unaware.in_time.value < expected.in_time.value - 10.0
+
+
+def _held(one: Arrived, recording: Recording) -> Arrived:
+    """Return a request as its engine knows it if a gateway held it until the engine had a place."""
+    begun_s = recording.admitted[one.number].at_s
+    held_s = begun_s - one.at_s
+    left = {name: getattr(one, name) and max(getattr(one, name) - held_s, 0.001) for name in ("ttft_s", "e2e_s")}
+    held = Held(held_s, one.ttft_s, one.e2e_s)
+    return msgspec.structs.replace(one, at_s=begun_s, reached_s=begun_s, held=held, **left)
+
+
+def test_refusals_that_several_recordings_state_are_counted_once() -> None:
+    one, other = (played(workload(20, rps=12.0, seed=seed))[0] for seed in (1, 2))
+    same = Refused(EPOCH_S + 1.0, "rejected-saturated", 0, 0.5, None, None, None, 9, None, None, 0)
+    own = msgspec.structs.replace(same, at_s=EPOCH_S + 0.5)
+    found = joined([replace(one, refused=[same]), replace(other, refused=[own, same])])
+    assert found.refused == [own, same]
 
 
 def test_recordings_of_several_engines_are_joined_to_try_other_numbers() -> None:

@@ -1,19 +1,23 @@
 """What the front end refuses is recorded, and joins the recordings of the engines of its server."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sloserve.core.slo import Targets
 from sloserve.engine.metrics.collectors import REASONS
 from sloserve.engine.recording import run
 from sloserve.engine.recording.events import (
     ABORTED,
     ABORTED_OR_STOP_STRING,
     BY_VLLM,
+    EXPIRED,
     FORMAT,
+    FRONT_END,
     INVALID,
     REFUSALS,
     SATURATED,
@@ -25,11 +29,14 @@ from sloserve.engine.recording.events import (
     Event,
     RequestEnded,
     SegmentHead,
+    Stepped,
 )
-from sloserve.engine.recording.folder import engine_stem
+from sloserve.engine.recording.events import Refused as RefusedEvent
+from sloserve.engine.recording.folder import engine_stem, gateway_stem
 from sloserve.engine.recording.reading import Recording, read_recording, recordings
 from sloserve.engine.recording.segments import SegmentWriter
 from sloserve.wire import errors
+from sloserve.wire.held import Held, held_header, stated_held, with_held
 from tests.vllm_plugin.server.fake_engine import T0, Malformed, Metrics, Refused, Server
 
 HEAD = SegmentHead(FORMAT, 1.0, {"kv_blocks": 9}, {}, "edf", None, 64, [])
@@ -185,7 +192,7 @@ def test_a_folder_that_cannot_be_made_records_nothing_and_serves(
     (tmp_path / "file").write_text("")
     server = full(tmp_path / "file" / "below")
     server.serve(server.http())
-    assert "what this API process refuses is not recorded" in caplog.text and len(metrics.served) == 1
+    assert "what this process refuses is not recorded" in caplog.text and len(metrics.served) == 1
     server.front_end.record_refusal(STOPPING)
 
 
@@ -205,5 +212,42 @@ def test_a_child_keeps_the_run_of_its_starter_and_another_server_begins_its_own(
 
 
 def test_reasons_are_the_words_of_the_metrics() -> None:
-    assert {INVALID, STOPPING, SATURATED, UNATTAINABLE, UNPROMISED} == set(REASONS) & set(REFUSALS)
-    assert {errors.REASON[kind] for kind in errors.REASON} - set(REFUSALS) == {"rejected-ttl-expired"}
+    assert {INVALID, STOPPING, SATURATED, UNATTAINABLE, UNPROMISED, EXPIRED} == set(REASONS) & set(REFUSALS)
+    assert {errors.REASON[kind] for kind in errors.REASON} <= set(REFUSALS)
+
+
+def test_a_gateways_refusals_join_the_engines_of_the_model_that_ran_then(
+    tmp_path: Path, started: run.RecordedRun
+) -> None:
+    """A gateway has a recording of its own, and serves several models."""
+    facts = {"kv_blocks": 9, "model": "chat"}
+    head = SegmentHead(FORMAT, 1.0, facts, {}, "edf", None, 64, [])
+    steps = [Stepped(at_s, at_s + 0.1, 0, 0, 1, 9, 0, 0, 1, 0, 5, 0) for at_s in (10.0, 20.0)]
+    writer = SegmentWriter(tmp_path, gateway_stem("other-run"), 1 << 20)
+    refused = [
+        RefusedEvent(at_s, SATURATED, 0, 1.0, None, None, None, 9, None, None, 0, model)
+        for at_s, model in ((5.0, "chat"), (15.0, "chat"), (16.0, "code"), (25.0, "chat"))
+    ]
+    writer.write(refused, lambda: SegmentHead(FORMAT, 1.0, {}, {}, "edf", None, 0, [], FRONT_END))
+    writer.close()
+    stem = engine_stem(started.name, 0)
+    writer = SegmentWriter(tmp_path, stem, 1 << 20)
+    writer.write(steps, lambda: head)
+    writer.close()
+    found = read_recording(recordings(tmp_path)[stem])
+    assert [one.at_s for one in found.refused] == [15.0]
+    assert list(recordings(tmp_path)) == [stem], "a gateway's recording is none of an engine"
+
+
+def test_an_engine_that_records_learns_how_long_a_gateway_held_a_request(metrics: Metrics, tmp_path: Path) -> None:
+    """Nobody else reads it: without a recording it goes no further, and a client cannot write it."""
+    held = Held(1.25, 0.5, None)
+    header = [(b"x-slo-held-ms", held_header(held.held_s, Targets(ttft_s=0.5)).encode())]
+    for server, expected in ((full(tmp_path), held), (Server(), None)):
+        http = server.http()
+        http.read_headers(header, replace(server.rules, trusts_proxy=True))
+        server.serve(http)
+        assert stated_held(server.sent) == expected
+        server.extra_args = with_held(None, held)
+        server.serve(server.http())
+        assert stated_held(server.sent) is None

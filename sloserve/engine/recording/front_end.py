@@ -1,18 +1,44 @@
-"""Record what an API process alone knows, see :mod:`sloserve.engine.recording`: refusals, and stop strings found.
+"""Record what an API process or a gateway alone knows: refusals, and stop strings found.
 
 Each API process has a recording of its own beside the recordings of its server's engines, with the same key for the
-hashes of tenants. A request that is not refused, and has no stop string, costs nothing here.
+hashes of tenants. A fleet's gateway has one with a key of its own. A request that is not refused, and has no stop
+string, costs nothing here.
 """
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import sloserve
 from sloserve.core.clock import Clock
-from sloserve.core.errors import ConfigError
+from sloserve.core.errors import (
+    BodyTooLarge,
+    ConfigError,
+    DeadlinePassed,
+    PromiseRefused,
+    QueueFull,
+    RateLimited,
+    ShuttingDown,
+    SloServeError,
+    SLOUnattainable,
+)
 from sloserve.core.slo import SLO
-from sloserve.engine.recording.events import FORMAT, FRONT_END, Refused, SegmentHead, StopStringFound
-from sloserve.engine.recording.folder import front_end_stem, recordings_folder
+from sloserve.engine.recording.events import (
+    BODY_TOO_LARGE,
+    EXPIRED,
+    FORMAT,
+    FRONT_END,
+    INVALID,
+    SATURATED,
+    STOPPING,
+    TENANT_LIMIT,
+    UNATTAINABLE,
+    UNPROMISED,
+    Refused,
+    SegmentHead,
+    StopStringFound,
+)
+from sloserve.engine.recording.folder import recordings_folder
 from sloserve.engine.recording.recorder import Recorder
 from sloserve.engine.recording.run import present_run
 from sloserve.scheduler.admission.prediction import ArrivingRequest
@@ -25,27 +51,43 @@ _SETTINGS: Final = ("classes", "default_class", "admission")
 """Settings of a recording: the ones that name its classes, and that decide what is refused."""
 
 
+_REASONS: Final[Mapping[type[SloServeError], str]] = {
+    QueueFull: SATURATED,
+    SLOUnattainable: UNATTAINABLE,
+    PromiseRefused: UNPROMISED,
+    RateLimited: TENANT_LIMIT,
+    BodyTooLarge: BODY_TOO_LARGE,
+    DeadlinePassed: EXPIRED,
+    ShuttingDown: STOPPING,
+}
+
+
+def reason_of(error: SloServeError) -> str:
+    """Return why ``error`` refuses a request, as one of :data:`~sloserve.engine.recording.events.REFUSALS`."""
+    return _REASONS.get(type(error), INVALID)
+
+
 class RecordedFrontEnd:
-    """Records the refusals of one API process, and the stop strings that it finds."""
+    """Records the refusals of one process, and the stop strings that it finds."""
 
     @classmethod
-    def begin(cls, settings: PluginSettings, rank: int, clock: Clock) -> "RecordedFrontEnd | None":
+    def begin(cls, settings: PluginSettings, stem_of: Callable[[str], str], clock: Clock) -> "RecordedFrontEnd | None":
         """Begin a recording; ``None`` if the settings ask for none, or if it cannot begin, which is logged.
 
         Args:
             settings: Settings of the server.
-            rank: Number of this API process.
+            stem_of: Returns the beginning of the names of its files for the name of the server's recordings.
             clock: Clock of this process.
         """
         if not settings.record_mib:
             return None
         try:
-            return cls(settings, rank, clock)
+            return cls(settings, stem_of, clock)
         except (ConfigError, OSError) as error:
-            logger.warning("what this API process refuses is not recorded: %s", error)
+            logger.warning("what this process refuses is not recorded: %s", error)
             return None
 
-    def __init__(self, settings: PluginSettings, rank: int, clock: Clock) -> None:
+    def __init__(self, settings: PluginSettings, stem_of: Callable[[str], str], clock: Clock) -> None:
         """Create the first segment.
 
         Raises: ConfigError, OSError if it cannot be created.
@@ -55,7 +97,7 @@ class RecordedFrontEnd:
         self._class_id = {name: number for number, name in enumerate(settings.classes.names)}
         self._recorder = Recorder(
             recordings_folder(settings.record_folder),
-            front_end_stem(run.name, rank),
+            stem_of(run.name),
             settings.record_mib << 20,
             self._head,
             clock,
@@ -79,6 +121,7 @@ class RecordedFrontEnd:
         tenant: str | None,
         slo: SLO | None = None,
         asked: ArrivingRequest | None = None,
+        model: str = "",
     ) -> None:
         """Record a request that was refused.
 
@@ -88,6 +131,7 @@ class RecordedFrontEnd:
             tenant: Name of the tenant.
             slo: SLO of the request; ``None`` if it was refused before that was read.
             asked: What else is known of it; ``None`` for nothing.
+            model: Name of the model that it asked for, if the process serves several.
         """
         targets = None if slo is None else slo.targets
         self._recorder.add(
@@ -103,6 +147,7 @@ class RecordedFrontEnd:
                 None if asked is None else asked.max_tokens,
                 None if asked is None else asked.output_tokens,
                 self._salt.name(tenant),
+                model,
             )
         )
         self._recorder.write_soon()
