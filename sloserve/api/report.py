@@ -1,9 +1,9 @@
 """Add to a response the tier that was served and, for clients that requested it, the report of its outcome.
 
 Where the response carries ``usage`` (the body of a response in one piece; of a stream the last usage chunk of chat and
-completions, ``message_delta`` of Anthropic's messages, ``response.completed`` of the responses API), ``slo`` stands
-beside it. A stream that sends no usage gets a chunk without choices before ``[DONE]``, shaped like a usage chunk.
-``slo`` is one object, or a list of them if several prompts were sent as a list.
+completions, ``message_delta`` of Anthropic's messages, ``response.completed`` or ``response.incomplete`` of the
+responses API), ``slo`` stands beside it. A stream that sends no usage gets a chunk without choices before ``[DONE]``,
+shaped like a usage chunk. ``slo`` is one object, or a list of them if several prompts were sent as a list.
 
 ``service_tier`` stands in the responses of OpenAI's APIs, and in each chunk of a stream, if the request named one.
 """
@@ -28,6 +28,8 @@ _HEAD_BYTES = 256
 _TIERED = ("chat.completion", "text_completion", "response")
 """Kinds of objects that have a ``service_tier``."""
 _TIERED_CHUNK = re.compile(rb'"choices":\s*\[')
+_LAST_OF_RESPONSES = ("response.completed", "response.incomplete")
+"""Last events of a stream of the responses API; since vLLM 0.33 an output that was cut off has its own."""
 _ENVELOPE = ("id", "object", "created", "model")
 
 
@@ -146,7 +148,7 @@ class Reporter:
         """Add the outcome to ``chunk`` if it states the usage of the whole response, and return whether it does."""
         if not self._http.outcomes:
             return False
-        if chunk.get("type") == "response.completed" and isinstance(chunk.get("response"), dict):
+        if chunk.get("type") in _LAST_OF_RESPONSES and isinstance(chunk.get("response"), dict):
             chunk["response"][KEY] = self._outcome()
         elif chunk.get("type") == "message_delta" or (chunk.get("choices") == [] and chunk.get("usage")):
             chunk[KEY] = self._outcome()

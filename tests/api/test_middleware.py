@@ -285,6 +285,11 @@ USAGE = '{"id":"c1","choices":[],"usage":{"total_tokens":3}}'
             ["response"],
         ),
         (
+            events('event: response.incomplete\ndata: {"type":"response.incomplete","response":{"usage":{}}}'),
+            0,
+            ["response"],
+        ),
+        (
             events(
                 'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":3}}',
                 'event: message_stop\ndata: {"type":"message_stop"}',

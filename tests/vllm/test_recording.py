@@ -4,6 +4,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from sloserve.engine.recording.segments import MAGIC
 from sloserve.sim.recorded_plans import check_plans
 from sloserve.wire.keys import hash_of
 from tests import bounded
-from tests.vllm.server import MODEL, Server
+from tests.vllm.server import ADMIN_KEY, MODEL, Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -53,9 +54,26 @@ def ask(url: str, name: str, key: str = "key", headers: dict[str, str] | None = 
     return httpx.post(f"{url}/v1/completions", json=body, headers=stated | (headers or {}), timeout=120)
 
 
+@dataclass(frozen=True)
+class Made:
+    """What a server has recorded.
+
+    Args:
+        folder: Folder of the recordings.
+        sequences: Tokens of two outputs and of a prompt.
+        late: Late requests that the running server listed.
+        explained: What it said of the first of them.
+    """
+
+    folder: Path
+    sequences: list[list[int]]
+    late: list[Any]
+    explained: dict[str, Any]
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[list[int]]]]:
-    """Serve a few requests of each kind, stop the server, and return its recordings and the outputs' tokens."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """Serve a few requests of each kind, have a late one explained, and stop the server."""
     base = tmp_path_factory.mktemp("recorded")
     (base / "keys.yaml").write_text(KEYS)
     (base / "serve.yaml").write_text(f"record_folder: {base / 'recordings'}\nmax_body_bytes: 5000\n")
@@ -72,11 +90,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[
         str(base / "keys.yaml"),
     ]
     flags += ["--slo-config", str(base / "serve.yaml"), "--served-model-name", MODEL, f"{MARKER}-alias"]
-    server = Server(*flags, api_servers=2)
+    server = Server(*flags, api_servers=2, env={"SLOSERVE_ADMIN_KEY": ADMIN_KEY})
     try:
         server.wait_ready()
         url = server.url
-        whole = ask(url, "whole", slo={"class": "batch"}).raise_for_status().json()["choices"][0]
+        # Nothing has been predicted yet, so that the first request is admitted; it will be late.
+        stated = {"slo": {"class": "batch", "e2e_ms": 1}, "headers": {"x-slo-held-ms": "5000;e2e-ms=9000"}}
+        whole = ask(url, "whole", **stated).raise_for_status().json()["choices"][0]
         assert ask(url, "stopped", stop=[whole["text"][5:9]]).json()["choices"][0]["finish_reason"] == "stop"
         by_tokens = ask(url, "by-tokens", prompt=TOKENS).raise_for_status().json()["choices"][0]
         soon = [ask(url, "too-soon", slo={"ttft_ms": 0.001, "class": "interactive"}).status_code for _ in range(6)]
@@ -104,14 +124,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[
         tried, refused = [*soon, *limited], 7 + [*soon, *limited].count(429)
         assert set(tried) <= {200, 429}
         bounded.run(bounded.until(lambda: count(base / "recordings") == (5 + tried.count(200), refused)))
+        admin = {"authorization": f"Bearer {ADMIN_KEY}"}
+        late = httpx.get(f"{url}/sloserve/explain", headers=admin, timeout=300).raise_for_status().json()["late"]
+        query = {"request": late[0]["request"]}
+        explained = httpx.get(f"{url}/sloserve/explain", params=query, headers=admin, timeout=300)
+        explained.raise_for_status()
     finally:
         assert server.stop() == 0
-    yield base / "recordings", [whole["token_ids"], by_tokens["token_ids"], TOKENS]
+    sequences = [whole["token_ids"], by_tokens["token_ids"], TOKENS]
+    yield Made(base / "recordings", sequences, late, explained.json())
 
 
 @pytest.fixture(scope="module")
-def recording(made: tuple[Path, Any]) -> Recording:
-    ((name, paths),) = recordings(made[0]).items()
+def recording(made: Made) -> Recording:
+    ((name, paths),) = recordings(made.folder).items()
     assert name.endswith("-rank0") and {path.name.split("-")[2] for path in paths} == {"rank0", "api0", "api1"}
     return read_recording(paths)
 
@@ -141,17 +167,25 @@ def test_refusals_of_both_processes_are_there_with_the_tenants_of_the_engine(rec
     assert all(begin_s - 60.0 < one.at_s < end_s + 60.0 for one in recording.refused)
 
 
-def test_all_plans_repeat(made: tuple[Path, Any]) -> None:
-    ((_, paths),) = recordings(made[0]).items()
+def test_the_running_server_explains_a_late_request(made: Made) -> None:
+    assert made.late[0]["request"] == "0-1" == made.explained["request"]
+    assert made.explained["text"] and MARKER not in str(made.explained)
+
+
+def test_how_long_a_gateway_held_a_request_is_not_read_from_a_client_with_a_key(recording: Recording) -> None:
+    assert {one.held for one in recording.arrived.values()} == {None}
+
+
+def test_all_plans_repeat(made: Made) -> None:
+    ((_, paths),) = recordings(made.folder).items()
     found = check_plans(paths)
     assert found.plans == found.repeated > 0 and found.is_from_beginning and not found.lost
 
 
-def test_nothing_that_a_client_sent_or_got_stands_in_any_segment(made: tuple[Path, list[list[int]]]) -> None:
-    folder, sequences = made
-    found = b"".join(map(plain, folder.iterdir()))
+def test_nothing_that_a_client_sent_or_got_stands_in_any_segment(made: Made) -> None:
+    found = b"".join(map(plain, made.folder.iterdir()))
     assert len(found) > 1000 and MARKER.encode() not in found
-    for sequence in sequences:
+    for sequence in made.sequences:
         for form in written(sequence[:6]):
             assert form not in found
     for key in ("key", "limited-key"):

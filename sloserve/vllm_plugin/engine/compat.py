@@ -103,6 +103,16 @@ def encoded_items(scheduler: Any) -> Container[str]:
     return cached
 
 
+def encoder_lookahead(scheduler: Any) -> int:
+    """Return how many tokens before an item without room in the encoder's cache vLLM computes nothing.
+
+    These are the tokens by which draft layers look ahead. Since 0.33 the layers read the item's placeholders instead.
+    """
+    if hasattr(scheduler, "local_prefill_interval"):  # no name of its own came with that change
+        return 0
+    return int(scheduler.num_prefill_lookahead)
+
+
 def defers_prompts(scheduler: Any, throttle_prefills: bool = False) -> bool:
     """Return whether vLLM computes no prompt in this step, because ``--prefill-schedule-interval`` holds prompts back.
 

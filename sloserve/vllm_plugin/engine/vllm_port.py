@@ -194,7 +194,7 @@ class VllmPort(VllmReader):
 
     def items_to_encode(self, request: Request, computed: int) -> tuple[int, int]:
         cached = compat.encoded_items(self._scheduler)
-        return items_to_encode(request, computed, cached, int(self._scheduler.num_prefill_lookahead))
+        return items_to_encode(request, computed, cached, compat.encoder_lookahead(self._scheduler))
 
     def holding(self, request: Request) -> Holding:
         return compat.holding(self._scheduler, request)
@@ -233,13 +233,14 @@ def items_to_encode(request: Request, computed: int, cached: Container[str], loo
     """Return what :meth:`sloserve.engine.port.RequestReader.items_to_encode` does, as vLLM's scheduler counts.
 
     vLLM computes nothing of a request while the encoder has no room for the item that its next token lies in, or that
-    begins within the lookahead behind it. It computes the text before an item without room for the item.
+    begins within the lookahead of draft layers behind it, see :func:`~.compat.encoder_lookahead`. It computes the text
+    before an item without room for the item.
 
     Args:
         request: A request that waits.
         computed: Tokens of its prompt that have KV already.
         cached: Identifiers of the items that the encoder's cache holds.
-        lookahead: Tokens by which draft layers look ahead.
+        lookahead: Tokens before an item without room of which vLLM computes nothing.
     """
     first, found = 0, dict[str, int]()
     for item in request.mm_features or ():
