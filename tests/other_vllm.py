@@ -1,5 +1,7 @@
 """What other versions of vLLM lack or do otherwise, as marks for tests: what ``make compat`` leaves out, and why."""
 
+from pathlib import Path
+
 import pytest
 
 from sloserve.engine.virtual.engine_settings import EngineSettings
@@ -25,6 +27,13 @@ def needs_own_prefill_interval() -> None:
     """Skip the test where no scheduler counts the steps of ``--prefill-schedule-interval`` itself."""
     if not IS_0_33:
         pytest.skip("before 0.33 vLLM applied --prefill-schedule-interval to data parallel ranks alone")
+
+
+def needs_numa_node_of_each_rank(ranks: int) -> None:
+    """Skip the test where the CPU workers of this vLLM cannot start so many data parallel ranks."""
+    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))
+    if IS_0_33 and nodes < ranks:
+        pytest.skip(f"vLLM 0.33 gives each data parallel rank on CPUs a NUMA node of its own, and there are {nodes}")
 
 
 def follows_mamba(caches: bool) -> bool:

@@ -14,7 +14,7 @@ from sloserve.vllm_plugin.server.serve import TINY_ENVIRONMENT, TINY_FLAGS
 from tests import bounded
 from tests.bounded import until
 from tests.forked import run_forked
-from tests.other_vllm import IS_0_33
+from tests.other_vllm import needs_numa_node_of_each_rank
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -142,9 +142,8 @@ def serve_on_ranks() -> None:
 
 
 def test_each_rank_has_a_page_and_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_numa_node_of_each_rank(2)
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    if IS_0_33:  # it gives each rank a NUMA node of its own, and there may be one
-        monkeypatch.setenv("VLLM_CPU_SIM_MULTI_NUMA", "1")
     for name, value in TINY_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     run_forked(serve_on_ranks)
