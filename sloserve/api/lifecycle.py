@@ -58,7 +58,7 @@ async def readiness(engine: Any) -> JSONResponse:
 
 
 async def refused_for_stopping(
-    engine: Any, send: Send, http: HTTPContext | None = None, form: errors.Form = errors.body
+    engine: Any, send: Send, http: HTTPContext | None = None, form: errors.ErrorBody = errors.body
 ) -> bool:
     """Return whether the server is stopping; if so, refuse the request with 503 before any of its body is read.
 
@@ -79,7 +79,7 @@ async def refused_for_stopping(
     return False
 
 
-def unless_overtaken(engine: Any, http: HTTPContext, send: Send, form: errors.Form = errors.body) -> Send:
+def unless_overtaken(engine: Any, http: HTTPContext, send: Send, form: errors.ErrorBody = errors.body) -> Send:
     """Return a ``send`` that turns a 500 into a refusal if the server has begun to stop.
 
     Such a request met something that was stopped already.

@@ -121,7 +121,7 @@ class SLOMiddleware:
                 return
             await self._serve(request, caller, engine, form)
 
-    async def _serve(self, request: OpenedRequest, caller: Caller, engine: Any, form: errors.Form) -> None:
+    async def _serve(self, request: OpenedRequest, caller: Caller, engine: Any, form: errors.ErrorBody) -> None:
         scope, send = caller.scope, request.send
         on_slo = functools.partial(report_slo, scope)
         http = HTTPContext(self._clock.monotonic_s(), says_end=True, on_slo=on_slo, path=route_path(scope))
@@ -252,7 +252,7 @@ class PassingRequest:
         caller: Caller,
         body: BoundedBody,
         send: Send,
-        form: errors.Form = errors.body,
+        form: errors.ErrorBody = errors.body,
         comments_every_s: float = 0.0,
     ) -> None:
         """Build the passage of one request.

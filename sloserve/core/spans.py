@@ -20,7 +20,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PhaseSpan:
     """A span of time in which an instance was in one phase with one model.
 
     Args:

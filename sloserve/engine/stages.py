@@ -22,7 +22,7 @@ class Stage(IntEnum):
 
 
 @dataclass(slots=True)
-class Course:
+class RequestStages:
     """One request's stages so far.
 
     Args:
@@ -42,13 +42,13 @@ class Stages:
     """Stages of the requests of one engine. Times are seconds from any one moment."""
 
     def __init__(self) -> None:
-        self.courses: dict[str, Course] = {}
+        self.by_id: dict[str, RequestStages] = {}
         """Stages of the requests, by id."""
         self._paused: Sequence[Any] = ()
 
     def arrived(self, request_id: str, arrival_s: float) -> None:
         """Record that a request came, and waits from its arrival on."""
-        self.courses[request_id] = Course(arrival_s)
+        self.by_id[request_id] = RequestStages(arrival_s)
 
     def scheduled(self, admitted: Sequence[str], preempted: list[str], paused: Sequence[Any], start_s: float) -> None:
         """Record a step that begins at ``start_s`` and was scheduled.
@@ -76,19 +76,19 @@ class Stages:
         if paused == before:
             return
         for request in set(before).difference(paused):
-            course = self.courses.get(request.request_id)  # none once it has ended
-            if course is not None and course.stage is Stage.PAUSED:
-                course.enter(Stage.RUNNING, start_s)
+            stages = self.by_id.get(request.request_id)  # none once it has ended
+            if stages is not None and stages.stage is Stage.PAUSED:
+                stages.enter(Stage.RUNNING, start_s)
         for request in set(paused).difference(before):
             self._enter(request.request_id, Stage.PAUSED, start_s)
 
     def _enter(self, request_id: str, stage: Stage, now_s: float) -> None:
-        course = self.courses.get(request_id)  # none of one that has ended, or that came unseen
-        if course is not None:
-            course.enter(stage, now_s)
+        stages = self.by_id.get(request_id)  # none of one that has ended, or that came unseen
+        if stages is not None:
+            stages.enter(stage, now_s)
 
     def ended(self, request_id: str, end_s: float) -> StageTimes:
         """Return how long a request that ends was in each stage; 0 of one that came unseen."""
-        course = self.courses.pop(request_id, None) or Course(end_s)
-        course.enter(course.stage, end_s)
-        return StageTimes(*course.spent_s)
+        stages = self.by_id.pop(request_id, None) or RequestStages(end_s)
+        stages.enter(stages.stage, end_s)
+        return StageTimes(*stages.spent_s)

@@ -43,7 +43,7 @@ from sloserve.fleet.file_sections import (
     Section,
     Switching,
 )
-from sloserve.fleet.fleet import EngineStart, Fleet, FleetModel, Host, Shape, no_instances
+from sloserve.fleet.fleet import AttachedShape, EngineStart, Fleet, FleetModel, Host, no_instances
 from sloserve.fleet.planner_rule import QLM, Rule
 from sloserve.fleet.router.settings import RouterSettings
 from sloserve.fleet.router_section import read_section
@@ -209,7 +209,7 @@ def _host(name: str, entry: HostEntry, folder: Path, problems: list[Problem]) ->
         except ConfigError as error:
             problems.append(Problem(("hosts", name, "shape", "prefill", "profile"), str(error)))
     engines = 1 if stated.prefill is None else stated.prefill.engines
-    shape = Shape(stated.tensor_parallel, stated.pipeline_parallel, profile, engines)
+    shape = AttachedShape(stated.tensor_parallel, stated.pipeline_parallel, profile, engines)
     return replace(host, width=entry.devices, shape=shape)
 
 

@@ -87,7 +87,7 @@ class FleetModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AttachedShape:
     """Use that an attached server makes of its devices; a value for each of its section's, profiles read.
 
     Args:
@@ -126,7 +126,7 @@ class Host:
     serves: str | None = None
     stated_forwarders: int | None = None
     alone_s: float = 120.0
-    shape: Shape | None = None
+    shape: AttachedShape | None = None
 
     @property
     def tensor_parallel(self) -> int:

@@ -30,11 +30,11 @@ SMALL_BYTES = 1024
 """A smaller part of a request's body waits for the next part, since a server bounds how many frames it takes."""
 
 
-class Lost(ConnectionError):
+class ConnectionLost(ConnectionError):
     """The connection is gone; what had not begun may be tried again on another."""
 
 
-class RequestRefused(Lost):
+class RequestRefused(ConnectionLost):
     """The server did not serve the request (H3_REQUEST_REJECTED), so it may be tried again."""
 
 
@@ -74,7 +74,7 @@ class H3Response:
     async def head(self) -> None:
         """Wait for the head of the response.
 
-        Raises: Lost, Refused, BrokenOff.
+        Raises: ConnectionLost, RequestRefused, BrokenOff.
         """
         while not self.status:
             if self._error is not None:
@@ -85,7 +85,7 @@ class H3Response:
     async def body(self) -> AsyncIterator[bytes]:
         """Yield the parts of the body as they arrive.
 
-        Raises: Lost, BrokenOff.
+        Raises: ConnectionLost, BrokenOff.
         """
         while True:
             if self._parts:
@@ -106,7 +106,7 @@ class H3Response:
     async def send(self, data: bytes, end: bool = False) -> None:
         """Send a part of the request's body, and return once the connection has room for the next.
 
-        Raises: Lost.
+        Raises: ConnectionLost.
         """
         if self.over:
             return  # the server has answered already, or never will
@@ -160,7 +160,7 @@ class H3Client(TransmittingProtocol):
     def __init__(self, quic: ScheduledConnection, settings: ClientSettings) -> None:
         super().__init__(quic)
         self.settings = settings
-        self.lost: Lost | None = None
+        self.lost: ConnectionLost | None = None
         self._responses: dict[int, H3Response] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._going = False
@@ -191,7 +191,7 @@ class H3Client(TransmittingProtocol):
         Args:
             settled: Whether to wait for the server's limits too, another half of a round trip.
 
-        Raises: Lost.
+        Raises: ConnectionLost.
         """
         await asyncio.shield(self._ready)
         if settled:
@@ -219,10 +219,10 @@ class H3Client(TransmittingProtocol):
             incremental: Whether parts of the request are of use to the server.
             tenant: Name of the tenant among which streams rotate, if any.
 
-        Raises: Lost if the connection has ended or takes no more requests; HeadersTooLarge.
+        Raises: ConnectionLost if the connection has ended or takes no more requests; HeadersTooLarge.
         """
         if self._h3 is None or self.lost is not None or self._going:
-            raise self.lost or Lost("the server takes no more requests on this connection")
+            raise self.lost or ConnectionLost("the server takes no more requests on this connection")
         size, most = section_bytes(headers), self._h3.peer_header_bytes
         if most is not None and size > most:
             raise HeadersTooLarge(f"request headers: {size} bytes; send at most {most}")
@@ -259,7 +259,7 @@ class H3Client(TransmittingProtocol):
     async def end(self) -> None:
         """End the connection, and its socket."""
         self.close(error_code=ErrorCode.H3_NO_ERROR)
-        self._fail(Lost("the connection was closed"))
+        self._fail(ConnectionLost("the connection was closed"))
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
@@ -275,7 +275,7 @@ class H3Client(TransmittingProtocol):
                 self._ready.set_result(None)
             self._keep_alive()
         elif isinstance(event, ConnectionTerminated):
-            self._fail(Lost(f"connection ended: {event.reason_phrase or hex(event.error_code)}"))
+            self._fail(ConnectionLost(f"connection ended: {event.reason_phrase or hex(event.error_code)}"))
             if self._transport is not None:
                 self._transport.close()
         if self._h3 is None:
@@ -315,7 +315,7 @@ class H3Client(TransmittingProtocol):
     def error_received(self, exc: Exception) -> None:
         """Report at once that nothing listens there, rather than when the handshake has timed out."""
         if not self._ready.done():
-            self._fail(Lost(f"cannot connect: {exc}"))
+            self._fail(ConnectionLost(f"cannot connect: {exc}"))
 
     def _keep_alive(self) -> None:
         """Send a ping, and give a server up that has been silent for ``silent_s``.
@@ -328,7 +328,7 @@ class H3Client(TransmittingProtocol):
         self._silent = 0 if self.quic.heard_s != self._heard_s else self._silent + 1
         self._heard_s = self.quic.heard_s
         if settings.silent_s is not None and self._silent * settings.keep_alive_s >= settings.silent_s:
-            self._fail(Lost(f"the server has been silent for {settings.silent_s:g} s"))
+            self._fail(ConnectionLost(f"the server has been silent for {settings.silent_s:g} s"))
             self.close(error_code=ErrorCode.H3_NO_ERROR)
             return
         self.quic.send_ping(0)
@@ -340,7 +340,7 @@ class H3Client(TransmittingProtocol):
         self._going = True
         self._unusable.set()
 
-    def _fail(self, error: Lost) -> None:
+    def _fail(self, error: ConnectionLost) -> None:
         if self.lost is None:
             self.lost, self.is_over = error, True
             self._unusable.set()
@@ -365,13 +365,13 @@ async def connect(
         timeout_s: How long to wait for the connection, in seconds.
         settled: Whether to wait until the server has sent its limits.
 
-    Raises: Lost if there is no connection within ``timeout_s``.
+    Raises: ConnectionLost if there is no connection within ``timeout_s``.
     """
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError as error:
-        raise Lost(f"{host}: {error.strerror or error}") from error
+        raise ConnectionLost(f"{host}: {error.strerror or error}") from error
     family, _, _, _, address = found[0]
     window_bytes = TransportLimits().stream_window_bytes * settings.requests
     quic = ScheduledConnection(
@@ -383,14 +383,14 @@ async def connect(
     try:
         _, client = await loop.create_datagram_endpoint(lambda: H3Client(quic, settings), local_addr=local)
     except OSError as error:
-        raise Lost(f"{host} port {port}: {error.strerror or error}") from error
+        raise ConnectionLost(f"{host} port {port}: {error.strerror or error}") from error
     client.connect(address)
     try:
         async with asyncio.timeout(timeout_s):
             await client.ready(settled)
-    except (TimeoutError, Lost) as error:
+    except (TimeoutError, ConnectionLost) as error:
         await client.end()
-        raise Lost(f"{host} port {port}: {error or f'no response within {timeout_s:g} s'}") from None
+        raise ConnectionLost(f"{host} port {port}: {error or f'no response within {timeout_s:g} s'}") from None
     except asyncio.CancelledError:
         await client.end()
         raise

@@ -19,7 +19,15 @@ from aioquic.h3.connection import ProtocolError, validate_request_headers
 
 from sloserve.core.errors import BodyTooSlow, ConfigError, InvalidRequest
 from sloserve.http3.answer_service import DEFAULT_CLASSIFY, ResponseService
-from sloserve.http3.client_connection import BrokenOff, H3Client, H3Response, Headers, HeadersTooLarge, Lost, connect
+from sloserve.http3.client_connection import (
+    BrokenOff,
+    ConnectionLost,
+    H3Client,
+    H3Response,
+    Headers,
+    HeadersTooLarge,
+    connect,
+)
 from sloserve.http3.client_settings import ClientSettings
 from sloserve.http3.fair_turns import FairTurns, WaitingListFull
 from sloserve.http3.httpx_transport import head
@@ -145,7 +153,7 @@ class Edge:
                 urgency=service.urgency,
                 tenant=service.tenant,
             )
-        except Lost as error:
+        except ConnectionLost as error:
             await _refuse_for_now(request, str(error), self.upstream.retry_after_s)
             return
         except HeadersTooLarge as error:
@@ -213,7 +221,7 @@ async def pass_on(response: H3Response, request: OpenedRequest) -> None:
 
     A response that breaks off before its head becomes a 502; a stream of events that breaks off ends with an error.
 
-    Raises: BrokenOff, Lost or BodyTooSlow where all that is left is to break off the response to the client as well.
+    Raises: BrokenOff, ConnectionLost or BodyTooSlow where only breaking off the response to the client is left.
     """
     send = request.send
     try:
@@ -223,7 +231,7 @@ async def pass_on(response: H3Response, request: OpenedRequest) -> None:
     except BodyTooSlow as error:
         await request.refuse(error)
         return
-    except (Lost, BrokenOff) as error:
+    except (ConnectionLost, BrokenOff) as error:
         message = f"the engine host did not answer: {error}; retry"
         await refuse(send, HTTPStatus.BAD_GATEWAY, message, headers=[CLOSE])
         return
@@ -234,7 +242,7 @@ async def pass_on(response: H3Response, request: OpenedRequest) -> None:
             await send({"type": "http.response.body", "body": part, "more_body": True})
     except Left:
         return
-    except (Lost, BrokenOff, BodyTooSlow) as error:
+    except (ConnectionLost, BrokenOff, BodyTooSlow) as error:
         if not any(name == b"content-type" and value.startswith(EVENT_STREAM) for name, value in headers):
             raise
         said = errors.body(HTTPStatus.BAD_GATEWAY, f"the engine host ended the response early: {error}; retry")
@@ -280,10 +288,10 @@ class UpstreamConnection:
     def client(self) -> H3Client:
         """Return the connection.
 
-        Raises: Lost with the reason if there is none now.
+        Raises: ConnectionLost with the reason if there is none now.
         """
         if self._client is None or not self._client.usable:
-            raise Lost(f"no connection to {self._host} port {self._port}: {self._why}")
+            raise ConnectionLost(f"no connection to {self._host} port {self._port}: {self._why}")
         return self._client
 
     def start(self) -> None:
@@ -318,7 +326,7 @@ class UpstreamConnection:
                 self._finishing.add(finishing)
                 finishing.add_done_callback(self._finishing.discard)
                 logger.warning("the connection to %s is lost: %s", self._host, self._why)
-            except (Lost, ConfigError) as error:  # a certificate may be half written
+            except (ConnectionLost, ConfigError) as error:  # a certificate may be half written
                 self._why = str(error)
                 logger.warning("cannot connect, next attempt in %g s: %s", self._delay_s, error)
             await asyncio.sleep(self._delay_s)

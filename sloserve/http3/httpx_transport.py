@@ -20,11 +20,11 @@ import httpx
 
 from sloserve.http3.client_connection import (
     BrokenOff,
+    ConnectionLost,
     H3Client,
     H3Response,
     Headers,
     HeadersTooLarge,
-    Lost,
     RequestRefused,
     connect,
 )
@@ -64,7 +64,7 @@ class _ResponseStream(httpx.AsyncByteStream):
                     part = await anext(parts)
             except StopAsyncIteration:
                 return
-            except (Lost, BrokenOff) as error:
+            except (ConnectionLost, BrokenOff) as error:
                 raise httpx.ReadError(str(error), request=self._request) from error
             yield part
 
@@ -93,7 +93,7 @@ class H3Transport(httpx.AsyncBaseTransport):
             except RequestRefused as error:
                 if attempt == 2:
                     raise httpx.ConnectError(str(error), request=request) from error
-            except (Lost, BrokenOff) as error:
+            except (ConnectionLost, BrokenOff) as error:
                 raise httpx.ReadError(str(error), request=request) from error
             except HeadersTooLarge as error:
                 raise httpx.LocalProtocolError(str(error), request=request) from error
@@ -136,7 +136,7 @@ class H3Transport(httpx.AsyncBaseTransport):
             connecting.add_done_callback(lambda done: self._connected(origin, done))
         try:
             return await asyncio.shield(connecting)
-        except Lost as error:
+        except ConnectionLost as error:
             raise httpx.ConnectError(str(error), request=request) from error
 
     def _connected(self, origin: Origin, done: "asyncio.Task[H3Client]") -> None:

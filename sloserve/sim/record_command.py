@@ -14,8 +14,8 @@ record_app = typer.Typer(cls=OneLine, no_args_is_help=True, help="Read what engi
 app.add_typer(record_app, name="record")
 
 
-class Form(StrEnum):
-    """Forms of an exported trace."""
+class ExportFormat(StrEnum):
+    """Formats of an exported trace."""
 
     SLOSERVE = "sloserve"
     AIPERF = "aiperf"
@@ -58,14 +58,14 @@ def export(
     name: NameArgument = None,
     *,
     out: Annotated[Path, typer.Option("--out", help="Folder for the files; it must not have them yet.")],
-    form: Annotated[
-        Form,
+    format: Annotated[
+        ExportFormat,
         typer.Option(
             "--format",
             help="sloserve: trace.csv and slo.yaml, for `simulate`, `bench` and `advise`. aiperf, vllm: trace.jsonl, "
             "for AIPerf's mooncake_trace and the timed_trace of `vllm bench serve`.",
         ),
-    ] = Form.SLOSERVE,
+    ] = ExportFormat.SLOSERVE,
     folder: FolderFlag = None,
 ) -> None:
     """Write a recording as a trace, and print a command that uses it.
@@ -79,7 +79,7 @@ def export(
 
     _, recording = find_recording(folder, name)
     stretch = recording.head.stretch_tokens
-    if form is Form.SLOSERVE:
+    if format is ExportFormat.SLOSERVE:
         written, left_out = write_trace(recording, out)
         flags = f"--trace {out / 'trace.csv'} --trace-block-tokens {stretch} --slo {out / 'slo.yaml'}"
         where = f"{out / 'trace.csv'}, their classes to {out / 'slo.yaml'}"
@@ -88,7 +88,7 @@ def export(
         written, left_out = write_timed_trace(recording, out)
         where = str(out / FILE)
         command = aiperf_command(out / FILE, stretch)
-        if form is Form.VLLM:
+        if format is ExportFormat.VLLM:
             command = vllm_command(out / FILE, stretch, written)
     reason = f"; {left_out} unfinished or without output are left out" if left_out else ""
     print(f"wrote {written} requests to {where}{reason}")

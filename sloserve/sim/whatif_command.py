@@ -100,18 +100,18 @@ def whatif(
 def _plot(path: Path, name: str, result: "Answer", console: Any) -> None:
     import numpy as np
 
-    from sloserve.sim.report.replay_plot import Course, write_replay_plot
+    from sloserve.sim.report.replay_plot import InTimeSeries, write_replay_plot
 
     recorded = result.recorded
     if not recorded.met.size or not result.base.fates[0].met.size:
         raise ConfigError("--plot: no request of the recording had targets, so there is nothing to draw; give --slo")
-    courses = [
-        Course(row.label(result.replicas), row.fates[0].at_s, np.mean([one.met for one in row.fates], axis=0))
+    series = [
+        InTimeSeries(row.label(result.replicas), row.fates[0].at_s, np.mean([one.met for one in row.fates], axis=0))
         for row in (result.base, *result.rows)
     ]
-    courses[0] = Course(f"{courses[0].name}, replayed", courses[0].at_s, courses[0].met)
+    series[0] = InTimeSeries(f"{series[0].name}, replayed", series[0].at_s, series[0].met)
     try:
-        write_replay_plot(path, Course("recorded", recorded.at_s, recorded.met), courses, f"recording {name}")
+        write_replay_plot(path, InTimeSeries("recorded", recorded.at_s, recorded.met), series, f"recording {name}")
     except OSError as error:
         raise ConfigError(f"--plot {path}: cannot be written: {error.strerror}; give another file") from error
     console.print(f"wrote {path}", soft_wrap=True, highlight=False)

@@ -43,7 +43,7 @@ async def refuse(
     message: str,
     param: str | None = None,
     headers: Iterable[tuple[str, str]] = (),
-    form: errors.Form = errors.body,
+    form: errors.ErrorBody = errors.body,
 ) -> None:
     """Answer a request with an error.
 
@@ -63,7 +63,7 @@ async def refuse_error(
     error: SloServeError,
     headers: Iterable[tuple[str, str]] = (CLOSE,),
     param: str | None = None,
-    form: errors.Form = errors.body,
+    form: errors.ErrorBody = errors.body,
 ) -> None:
     """Answer a request with an error of ours.
 

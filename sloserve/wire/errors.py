@@ -108,7 +108,7 @@ def body(status: HTTPStatus, message: str, param: str | None = None) -> dict[str
     return {"error": {"message": message, "type": status.phrase, "param": param, "code": status.value}}
 
 
-Form = Callable[[HTTPStatus, str, str | None], dict[str, Any]]
+ErrorBody = Callable[[HTTPStatus, str, str | None], dict[str, Any]]
 """Makes the body of an error of its status, its message and the field at fault."""
 
 _MESSAGES: Final = "/v1/messages"
@@ -124,7 +124,7 @@ _ANTHROPIC: Final = {
 }
 
 
-def form_of(path: str) -> Form:
+def form_of(path: str) -> ErrorBody:
     """Return the form that errors of a route have."""
     return _anthropic_body if path == _MESSAGES or path.startswith(f"{_MESSAGES}/") else body
 

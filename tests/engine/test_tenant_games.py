@@ -10,7 +10,7 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.sim.model.engine import ModelEngine
-from sloserve.sim.model.step import Batch
+from sloserve.sim.model.step import StepBatch
 from tests.sim.stepping import stepped
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def part_of_b(policy: str, requests: list[WorkloadRequest], aborts: Mapping[str,
     assert shares is not None
     had: dict[str, float] = {}
 
-    def note(batch: Batch) -> None:
+    def note(batch: StepBatch) -> None:
         if engine.at < SPAN_S:
             had.update(zip(shares.tenants.names, shares.total_s, strict=True))
 

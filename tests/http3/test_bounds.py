@@ -16,7 +16,7 @@ from aioquic.tls import CipherSuite, SessionTicket
 
 from sloserve.http3 import server_connection
 from sloserve.http3.certificates import make_certificate, write_certificate
-from sloserve.http3.client_connection import Lost, connect
+from sloserve.http3.client_connection import ConnectionLost, connect
 from sloserve.http3.listener import HANDSHAKE_S, Listener
 from tests.http3.serving import answer, ask, listening, read, trusting, whole
 
@@ -308,7 +308,7 @@ def test_clients_are_told_of_a_stop_at_once_and_have_their_answers_in_time(virtu
             listener.going_away()
             await sleep(0.02)
             assert not client.usable and not silent.usable  # they go elsewhere
-            with pytest.raises(Lost, match="0x2"):
+            with pytest.raises(ConnectionLost, match="0x2"):
                 await connect("127.0.0.1", listener.port, trusting())
             assert loop.time() < 1002.0
             await sleep(25.0)

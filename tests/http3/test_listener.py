@@ -11,7 +11,7 @@ from aioquic.h3.connection import encode_frame as frame
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.http3.certificates import CertificateFiles, make_certificate, write_certificate
-from sloserve.http3.client_connection import BrokenOff, Lost, RequestRefused, connect
+from sloserve.http3.client_connection import BrokenOff, ConnectionLost, RequestRefused, connect
 from sloserve.http3.listener import listen
 from sloserve.http3.listener_figures import kernel_discards
 from sloserve.wire.asgi import report_slo
@@ -189,7 +189,7 @@ def test_connections_of_an_address_are_counted(virtually: Any) -> None:
     async def test(loop: Any) -> None:
         async with listening(echo, connections_per_address=2) as listener:
             async with connected(listener) as first, connected(listener):
-                with pytest.raises(Lost, match="0x2"):
+                with pytest.raises(ConnectionLost, match="0x2"):
                     await connect("127.0.0.1", listener.port, trusting())
                 assert listener.figures.handshakes["address"] == 1
                 await first.end()
@@ -214,7 +214,7 @@ def test_an_address_is_proven_when_many_handshakes_are_unfinished() -> None:
 def test_headers_beyond_the_limit_end_the_connection_and_say_so() -> None:
     async def test() -> None:
         async with listening(echo, header_bytes=1000) as listener, connected(listener) as client:
-            with pytest.raises(Lost, match="header section of .* bytes; send at most 1000"):
+            with pytest.raises(ConnectionLost, match="header section of .* bytes; send at most 1000"):
                 await whole(ask(client, x_long="~" * 2000))
 
     run(test())
@@ -256,7 +256,7 @@ def test_a_stopping_listener_ends_what_it_began_and_takes_no_more(virtually: Any
             await begun.head()
             stopping = asyncio.create_task(listener.stop(5.0))
             await asyncio.sleep(0.01)
-            with pytest.raises((RequestRefused, Lost)):
+            with pytest.raises((RequestRefused, ConnectionLost)):
                 await whole(ask(client))
             go.set()
             assert await whole(begun) == b"done"
@@ -278,7 +278,7 @@ def test_a_client_needs_the_certificate_that_is_asked_for(tmp_path: Path) -> Non
                 assert await whole(ask(client)) == b""
             for shown in ({}, {"certfile": str(other[0]), "keyfile": str(other[1])}):
                 async with connected(listener, **shown) as client:
-                    with pytest.raises(Lost, match="client certificate"):
+                    with pytest.raises(ConnectionLost, match="client certificate"):
                         await whole(ask(client))
 
     run(test())

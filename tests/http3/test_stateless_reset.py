@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sloserve.http3.certificates import CertificateFiles, make_certificate
-from sloserve.http3.client_connection import Lost, connect
+from sloserve.http3.client_connection import ConnectionLost, connect
 from sloserve.http3.edge import Edge, EdgeSettings
 from sloserve.http3.listener import Listener, listen
 from sloserve.http3.stateless_reset import is_stateless_reset, key_bytes, stateless_reset, tokens
@@ -61,7 +61,7 @@ def test_a_restart_is_known_within_a_round_trip(virtually: Any) -> None:
             )
             ask(client)
             await sleep(0.03)
-            with pytest.raises(Lost, match="does not know the connection any more"):
+            with pytest.raises(ConnectionLost, match="does not know the connection any more"):
                 await whole(reply)
             next_one = await connect("127.0.0.1", first.port, trusting())
             assert await whole(ask(next_one)) == b"here"

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from sloserve.http3 import client_connection, leftovers
-from sloserve.http3.client_connection import BrokenOff, H3Client, Lost, connect
+from sloserve.http3.client_connection import BrokenOff, ConnectionLost, H3Client, connect
 from sloserve.http3.listener import Listener
 from sloserve.http3.transport_limits import TransportLimits
 from sloserve.http3.unread import Unread, stalled
@@ -128,7 +128,9 @@ def test_what_all_connections_hold_is_bounded(virtually: Any) -> None:
             modest.ask(8)
             greedy.ask(100)
             await sleep(1.0)
-            assert isinstance(greedy.client.lost, Lost) and "responses are not read" in str(greedy.client.lost)
+            assert isinstance(greedy.client.lost, ConnectionLost) and "responses are not read" in str(
+                greedy.client.lost
+            )
             assert modest.client.lost is None and listener.front.unread.total_bytes <= 2_000_000
             assert sum(protocol.quic.buffered_bytes for protocol in listener.protocols) <= 2_000_000
             assert listener.figures.requests["unread"] == 100

@@ -15,7 +15,7 @@ from sloserve.engine.recording.events import (
     Arrived,
     Event,
     FirstToken,
-    Refused,
+    RefusedRequest,
     RequestEnded,
     SegmentHead,
     Stepped,
@@ -54,8 +54,8 @@ EVENTS: list[Event] = [
 API_HEAD = SegmentHead(FORMAT, 100.0, {}, SETTINGS, "edf", None, 0, [], FRONT_END)
 
 
-def refused(reason: str) -> Refused:
-    return Refused(101.0, reason, None, None, None, None, None, None, None, None, 7)
+def refused(reason: str) -> RefusedRequest:
+    return RefusedRequest(101.0, reason, None, None, None, None, None, None, None, None, 7)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ REFRESH_S = 1.0
 """Seconds after which a process notices a started or ended API process."""
 
 
-class Column(IntEnum):
+class TaskColumn(IntEnum):
     """The columns of a row; times are of the host's monotonic clock, in seconds.
 
     Attributes:
@@ -105,7 +105,7 @@ class TaskPage:
 
     Attributes:
         keys: Number of the task of each row, 0 for a free row.
-        rows: The rows, ``[size, len(Column)]``.
+        rows: The rows, ``[size, len(TaskColumn)]``.
     """
 
     def __init__(self, size: int, memory: PageMemory | None = None) -> None:
@@ -113,13 +113,13 @@ class TaskPage:
         self.memory = memory
         self.keys: NDArray[np.uint64] = np.zeros(size, np.uint64) if memory is None else memory.words
         self.rows: FloatArray = (
-            np.zeros((size, len(Column))) if memory is None else memory.floats.reshape(size, len(Column))
+            np.zeros((size, len(TaskColumn))) if memory is None else memory.floats.reshape(size, len(TaskColumn))
         )
 
     @staticmethod
     def published(size: int, rank: int, folder: Path | None = None) -> "TaskPage":
         """Create the page of this process, for the others to read. Raises: OSError when no file can be made."""
-        floats = size * len(Column)
+        floats = size * len(TaskColumn)
         memory = PageMemory.create(TASKS, rank, {"size": size}, floats=floats, words=size, scratch=0, folder=folder)
         return TaskPage(size, memory)
 
@@ -189,7 +189,7 @@ class TaskPages:
     def of_generation(self, key: int, generation: int) -> KnownTask | None:
         """Return one of the tasks of a name, which may have ended; ``None`` if no process has a row of it."""
         rows = [row for page in self.every() if (row := page.row(key)) is not None]
-        rows = [row for row in rows if row[Column.GENERATION] == generation]
+        rows = [row for row in rows if row[TaskColumn.GENERATION] == generation]
         return task_of(rows) if rows else None
 
     def open_tasks(self, now_s: float, idle_s: float, most: int = 0) -> "OpenTasks":
@@ -203,18 +203,18 @@ class TaskPages:
         pages = self.every()
         keys = np.concatenate([page.keys for page in pages])
         rows = np.concatenate([page.rows for page in pages])
-        is_over = rows[:, Column.OVER] > 0
-        age_s = now_s - rows[:, Column.ACTIVE]
-        is_young = (age_s <= idle_s) | ((now_s <= rows[:, Column.DUE]) & (age_s <= MAX_TARGET_S))
-        runs = ~is_over & ((rows[:, Column.OPEN] > 0) | is_young) & (keys > 0)
-        ended = set(zip(keys[is_over].tolist(), rows[is_over, Column.GENERATION].tolist(), strict=True))
+        is_over = rows[:, TaskColumn.OVER] > 0
+        age_s = now_s - rows[:, TaskColumn.ACTIVE]
+        is_young = (age_s <= idle_s) | ((now_s <= rows[:, TaskColumn.DUE]) & (age_s <= MAX_TARGET_S))
+        runs = ~is_over & ((rows[:, TaskColumn.OPEN] > 0) | is_young) & (keys > 0)
+        ended = set(zip(keys[is_over].tolist(), rows[is_over, TaskColumn.GENERATION].tolist(), strict=True))
         for at in np.flatnonzero(runs & np.isin(keys, keys[is_over])).tolist():  # another process saw its end
-            runs[at] = (int(keys[at]), float(rows[at, Column.GENERATION])) not in ended
+            runs[at] = (int(keys[at]), float(rows[at, TaskColumn.GENERATION])) not in ended
         keys, rows = keys[runs], rows[runs]
-        order = np.lexsort((rows[:, Column.BEGAN], np.nan_to_num(rows[:, Column.DUE], nan=np.inf)))
+        order = np.lexsort((rows[:, TaskColumn.BEGAN], np.nan_to_num(rows[:, TaskColumn.DUE], nan=np.inf)))
         keys, rows = keys[order], rows[order]
         _, first = np.unique(keys, return_index=True)
-        classes = np.bincount(rows[first, Column.CLASS].astype(np.int64))
+        classes = np.bincount(rows[first, TaskColumn.CLASS].astype(np.int64))
         shown: dict[int, KnownTask] = {}
         for at in np.sort(first)[:most].tolist():
             key = int(keys[at])
@@ -252,8 +252,8 @@ def task_of(rows: Sequence[FloatArray]) -> KnownTask:
     """Return the task of which ``rows`` are the parts of one or several processes; the latest of its name counts."""
     parts: list[list[float]] = [row.tolist() for row in rows]
     if len(parts) > 1:
-        latest = max(part[Column.GENERATION] for part in parts)
-        parts = [part for part in parts if part[Column.GENERATION] == latest]
+        latest = max(part[TaskColumn.GENERATION] for part in parts)
+        parts = [part for part in parts if part[TaskColumn.GENERATION] == latest]
     # Few numbers of few processes: Python is faster here than an array.
     (began, due, stated, hint, calls, running, tools, active, ended, last, over, generation, class_id, late, broken,
      counted) = zip(*parts, strict=True)  # fmt: skip

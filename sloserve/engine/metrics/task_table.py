@@ -23,7 +23,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
-from sloserve.engine.metrics.task_page import Column, KnownTask, OpenTasks, TaskPages, is_running, task_of
+from sloserve.engine.metrics.task_page import KnownTask, OpenTasks, TaskColumn, TaskPages, is_running, task_of
 
 IN_TIME, LATE, NO_DEADLINE, INCOMPLETE = "in_time", "late", "no_deadline", "incomplete"
 OUTCOMES: Final = (IN_TIME, LATE, NO_DEADLINE, INCOMPLETE)
@@ -150,15 +150,15 @@ class TaskTable:
         tool_s = None
         if before is not None and goes_on and before.calls and not before.open:
             tool_s = max(now_s - before.ended_s, 0.0)
-            row[Column.TOOLS] += tool_s
+            row[TaskColumn.TOOLS] += tool_s
         if e2e_s is not None:
-            due_s = float(row[Column.BEGAN]) + e2e_s
+            due_s = float(row[TaskColumn.BEGAN]) + e2e_s
         if due_s is not None:
-            row[Column.DUE], row[Column.STATED] = due_s, now_s
-        row[Column.HINT] = row[Column.HINT] if hint is None else hint
-        row[Column.LAST] = row[Column.LAST] or is_last
-        row[Column.CALLS] += 1.0
-        row[Column.OPEN] += 1.0
+            row[TaskColumn.DUE], row[TaskColumn.STATED] = due_s, now_s
+        row[TaskColumn.HINT] = row[TaskColumn.HINT] if hint is None else hint
+        row[TaskColumn.LAST] = row[TaskColumn.LAST] or is_last
+        row[TaskColumn.CALLS] += 1.0
+        row[TaskColumn.OPEN] += 1.0
         self._touch(key, row, now_s)
         task = self._known(key)
         if self._becomes_late(row, task, tenant, now_s):
@@ -175,21 +175,21 @@ class TaskTable:
         """
         place = self._place_of.get(call.key)
         row = None if place is None else self._pages.own.rows[place]
-        if row is None or row[Column.GENERATION] != call.task.generation or not row[Column.OPEN]:
+        if row is None or row[TaskColumn.GENERATION] != call.task.generation or not row[TaskColumn.OPEN]:
             return None
         tenant = self._tenant_of[call.key]
-        row[Column.OPEN] -= 1.0
+        row[TaskColumn.OPEN] -= 1.0
         self._touch(call.key, row, now_s)
-        row[Column.ENDED] = row[Column.ACTIVE]
-        row[Column.BROKEN] = not completed
+        row[TaskColumn.ENDED] = row[TaskColumn.ACTIVE]
+        row[TaskColumn.BROKEN] = not completed
         task = self._known(call.key)
         if not task.is_counted:
-            row[Column.COUNTED] = 1.0
+            row[TaskColumn.COUNTED] = 1.0
             self._listener.task_started(task.class_id, tenant)
         if self._becomes_late(row, task, tenant, now_s):
             task = task._replace(is_late=True)
         if task.is_last and not task.open and not task.is_over:
-            row[Column.OVER] = 1.0
+            row[TaskColumn.OVER] = 1.0
             self._ended(call.key, task, tenant)
         return task
 
@@ -197,20 +197,20 @@ class TaskTable:
         """Take back that a call began, since it was refused after all."""
         place = self._place_of.get(call.key)
         row = None if place is None else self._pages.own.rows[place]
-        if row is None or row[Column.GENERATION] != call.task.generation or not row[Column.OPEN]:
+        if row is None or row[TaskColumn.GENERATION] != call.task.generation or not row[TaskColumn.OPEN]:
             return
-        row[Column.OPEN] -= 1.0
-        row[Column.CALLS] -= 1.0
-        row[Column.TOOLS] -= call.tool_s or 0.0
-        row[Column.LAST] = row[Column.LAST] and not call.says_last
-        if not row[Column.CALLS]:
+        row[TaskColumn.OPEN] -= 1.0
+        row[TaskColumn.CALLS] -= 1.0
+        row[TaskColumn.TOOLS] -= call.tool_s or 0.0
+        row[TaskColumn.LAST] = row[TaskColumn.LAST] and not call.says_last
+        if not row[TaskColumn.CALLS]:
             self._forget(call.key)
 
     def sweep(self, now_s: float) -> None:
         """End the tasks that were idle for too long, and forget the tasks that have ended."""
         rows = self._pages.own.rows
         for key, place in list(self._place_of.items()):
-            if rows[place, Column.OPEN] or now_s - rows[place, Column.ACTIVE] <= self._idle_s:
+            if rows[place, TaskColumn.OPEN] or now_s - rows[place, TaskColumn.ACTIVE] <= self._idle_s:
                 continue
             if is_running(self._own(key), now_s, self._idle_s):
                 continue
@@ -237,7 +237,7 @@ class TaskTable:
     def _own(self, key: int) -> KnownTask:
         """Return the task of which this process' page has a row, also where a later one of its name has begun."""
         row = self._pages.own.rows[self._place_of[key]]
-        return self._pages.of_generation(key, int(row[Column.GENERATION])) or task_of([row])
+        return self._pages.of_generation(key, int(row[TaskColumn.GENERATION])) or task_of([row])
 
     def _row(
         self, key: int, before: KnownTask | None, now_s: float, class_id: int, tenant: str | None, *, goes_on: bool
@@ -247,7 +247,7 @@ class TaskTable:
         if before is not None:
             generation = before.generation + (not goes_on)
         page = self._pages.own
-        if place is not None and page.rows[place, Column.GENERATION] == generation:
+        if place is not None and page.rows[place, TaskColumn.GENERATION] == generation:
             found: FloatArray = page.rows[place]
             return found
         if place is not None:
@@ -257,10 +257,10 @@ class TaskTable:
         place = self._free.pop()
         row: FloatArray = page.rows[place]
         row[:] = 0.0
-        row[Column.BEGAN] = before.began_s if before is not None and goes_on else now_s
-        row[Column.DUE] = row[Column.STATED] = np.nan
-        row[Column.ACTIVE] = now_s
-        row[Column.GENERATION], row[Column.CLASS] = generation, class_id
+        row[TaskColumn.BEGAN] = before.began_s if before is not None and goes_on else now_s
+        row[TaskColumn.DUE] = row[TaskColumn.STATED] = np.nan
+        row[TaskColumn.ACTIVE] = now_s
+        row[TaskColumn.GENERATION], row[TaskColumn.CLASS] = generation, class_id
         page.keys[place] = key
         self._place_of[key], self._tenant_of[key] = place, tenant
         self._places_of[tenant].add(place)
@@ -269,7 +269,7 @@ class TaskTable:
     def _becomes_late(self, row: FloatArray, task: KnownTask, tenant: str | None, now_s: float) -> bool:
         if task.due_s is None or now_s <= task.due_s or task.is_late or task.is_over or not task.ended_s:
             return False
-        row[Column.LATE] = 1.0
+        row[TaskColumn.LATE] = 1.0
         self._listener.task_late(task.class_id, tenant)
         return True
 
@@ -283,15 +283,17 @@ class TaskTable:
         row, task = self._pages.own.rows[self._place_of[key]], self._own(key)
         if self._known(key).generation > task.generation:
             return False
-        if not task.is_over and row[Column.ACTIVE] == task.active_s:
-            row[Column.OVER] = 1.0
+        if not task.is_over and row[TaskColumn.ACTIVE] == task.active_s:
+            row[TaskColumn.OVER] = 1.0
             self._ended(key, task, self._tenant_of[key])
-        return bool(row[Column.OVER])
+        return bool(row[TaskColumn.OVER])
 
     def _touch(self, key: int, row: FloatArray, now_s: float) -> None:
         """Record that a call begins or ends, after all that other processes have recorded of the task."""
-        others = (float(found[Column.ACTIVE]) for page in self._pages.others if (found := page.row(key)) is not None)
-        row[Column.ACTIVE] = max(now_s, math.nextafter(max(others, default=-math.inf), math.inf))
+        others = (
+            float(found[TaskColumn.ACTIVE]) for page in self._pages.others if (found := page.row(key)) is not None
+        )
+        row[TaskColumn.ACTIVE] = max(now_s, math.nextafter(max(others, default=-math.inf), math.inf))
 
     def _ended(self, key: int, task: KnownTask, tenant: str | None) -> None:
         if task.is_late:
@@ -311,8 +313,8 @@ class TaskTable:
         displace the tasks of the others.
         """
         rows = self._pages.own.rows
-        idle = rows[:, Column.OPEN] == 0
-        places = np.flatnonzero(idle & (rows[:, Column.OVER] > 0))
+        idle = rows[:, TaskColumn.OPEN] == 0
+        places = np.flatnonzero(idle & (rows[:, TaskColumn.OVER] > 0))
         if not places.size:
             most = max(self._places_of.values(), key=lambda of_tenant: len(of_tenant))
             of_most = np.fromiter(most, np.int64, len(most))
@@ -321,7 +323,7 @@ class TaskTable:
             places = np.flatnonzero(idle)
         if not places.size:
             return False
-        key = int(self._pages.own.keys[places[rows[places, Column.ACTIVE].argmin()]])
+        key = int(self._pages.own.keys[places[rows[places, TaskColumn.ACTIVE].argmin()]])
         self._end_by_age(key)
         self._forget(key)
         return True

@@ -244,7 +244,7 @@ class PoliciesChanged(_Event, tag=8):
     shadow_policy: str | None
 
 
-class Refused(_Event, tag=9):
+class RefusedRequest(_Event, tag=9):
     """A request that the front end, or a fleet's gateway, refused; no engine was given it.
 
     Args:
@@ -403,7 +403,7 @@ Event = (
     | Paused
     | Stepped
     | PoliciesChanged
-    | Refused
+    | RefusedRequest
     | Lost
     | StopStringFound
     | PolicyBegan

@@ -34,7 +34,7 @@ from sloserve.engine.recording.events import (
     TENANT_LIMIT,
     UNATTAINABLE,
     UNPROMISED,
-    Refused,
+    RefusedRequest,
     SegmentHead,
     StopStringFound,
 )
@@ -135,7 +135,7 @@ class RecordedFrontEnd:
         """
         targets = None if slo is None else slo.targets
         self._recorder.add(
-            Refused(
+            RefusedRequest(
                 at_s,
                 reason,
                 None if slo is None else self._class_id.get(slo.slo_class.name),

@@ -20,7 +20,7 @@ from sloserve.engine.recording.events import (
     Paused,
     PoliciesChanged,
     Preempted,
-    Refused,
+    RefusedRequest,
     RequestAdmitted,
     RequestEnded,
     SegmentHead,
@@ -61,7 +61,7 @@ class Recording:
     paused: list[Paused] = field(default_factory=list)
     steps: list[Stepped] = field(default_factory=list)
     policies: list[PoliciesChanged] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedRequest] = field(default_factory=list)
     lost: int = 0
 
     def take(self, event: Event) -> None:
@@ -154,13 +154,13 @@ def read_recording(paths: Iterable[Path]) -> Recording:
     Raises: ConfigError for files that are no segments, or hold nothing of an engine.
     """
     recording: Recording | None = None
-    refused, stopped, has_front_end, lost = list[Refused](), set[int](), False, _LostEvents()
+    refused, stopped, has_front_end, lost = list[RefusedRequest](), set[int](), False, _LostEvents()
     for path in paths:
         has_front_end |= is_of_front_end(stem_of(path))  # also one that had nothing to record
         try:
             for event in read_segment(path):
                 lost.take(event, path)
-                if isinstance(event, Refused):
+                if isinstance(event, RefusedRequest):
                     refused.append(event)
                 elif isinstance(event, StopStringFound):
                     stopped.add(event.key)
@@ -178,7 +178,7 @@ def read_recording(paths: Iterable[Path]) -> Recording:
     return recording
 
 
-def _concerns(recording: Recording, refused: Refused) -> bool:
+def _concerns(recording: Recording, refused: RefusedRequest) -> bool:
     """Return whether a refused request might have come to an engine: to its server, or by a gateway to its model."""
     if not refused.model:
         return True

@@ -12,7 +12,7 @@ from sloserve.fleet.batch_api.files import Files
 from sloserve.fleet.batch_api.lines import read_custom_ids
 from sloserve.fleet.store.batches import ResultFiles
 from sloserve.fleet.store.records import Batch, File, RequestState
-from sloserve.fleet.store.requests import NO_ROOM, Row
+from sloserve.fleet.store.requests import NO_ROOM, ResultRow
 from sloserve.fleet.store.store import Store
 
 _PAGE_LINES: Final = 1_000
@@ -58,7 +58,7 @@ def write_results(
         if input_file is not None:
             for count, (number, custom_id) in enumerate(read_custom_ids(input_file, after=line), 1):
                 id = ids.request_of(batch.id, number)
-                row = Row(0, id, custom_id, number, RequestState.CANCELLED, None, None)
+                row = ResultRow(0, id, custom_id, number, RequestState.CANCELLED, None, None)
                 others += to_error.write(result_line(row))
                 if count % _PAGE_LINES == 0:
                     yield
@@ -76,11 +76,11 @@ def _unless_empty(folder: Files, batch: Batch, kind: str, id: str, written: int)
     return File(id, batch.tenant, f"{batch.id}_{kind}.jsonl", "batch_output", written, 0.0)
 
 
-def _succeeded(row: Row) -> bool:
+def _succeeded(row: ResultRow) -> bool:
     return row.state == RequestState.DONE and row.status == 200
 
 
-def result_line(row: Row) -> bytes:
+def result_line(row: ResultRow) -> bytes:
     """Return a line of a file of results, as OpenAI writes it; one line to ``str.splitlines`` as well."""
     line: dict[str, object] = {"id": row.id, "custom_id": row.custom_id, "response": None, "error": None}
     if row.state in _WHY:

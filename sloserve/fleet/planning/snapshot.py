@@ -13,7 +13,7 @@ from sloserve.estimator.step_time.profile import Profile
 from sloserve.estimator.step_time.shaped import PairLatency, StagedLatency
 from sloserve.fleet.contract.reports import AgentReport, Demand, InstanceReport, agent_report, gateway_report
 from sloserve.fleet.file_sections import EngineFlags
-from sloserve.fleet.fleet import Fleet, Shape
+from sloserve.fleet.fleet import AttachedShape, Fleet
 from sloserve.fleet.planning.waiting_groups import HORIZON_S, Group, streamed_groups
 from sloserve.fleet.store.records import AgentRecord
 from sloserve.scheduler.virtual_queues.contract import FleetPlan, FleetState, InstanceState, RunningSums, Swap
@@ -34,7 +34,7 @@ def serving_of(fleet: Fleet) -> dict[tuple[str, str], Serving]:
     }
 
 
-def serving_with(profile: Profile, flags: EngineFlags, shape: Shape | None = None) -> Serving:
+def serving_with(profile: Profile, flags: EngineFlags, shape: AttachedShape | None = None) -> Serving:
     """Return the step times and the size of an engine that was started with these flags.
 
     Args:

@@ -27,7 +27,7 @@ SAMPLES: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class MeanInterval:
     """An estimate, and the ends of its 95 % interval."""
 
     mean: float
@@ -54,8 +54,8 @@ class PolicyEstimate:
 
     requests: int
     logged: float
-    over_logged: Interval
-    over_greedy: Interval
+    over_logged: MeanInterval
+    over_greedy: MeanInterval
     differing: float
     supported: int
 
@@ -106,10 +106,10 @@ def _weights(same: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], choices: Log
     return np.asarray(weights / max(weights.mean(), 1e-12), np.float64)
 
 
-def _interval(numbers: FloatArray, rng: np.random.Generator) -> Interval:
+def _interval(numbers: FloatArray, rng: np.random.Generator) -> MeanInterval:
     starts = np.arange(0, numbers.size, BLOCK)
     sums, counts = np.add.reduceat(numbers, starts), np.diff(np.append(starts, numbers.size))
     drawn = rng.integers(starts.size, size=(SAMPLES, starts.size))
     means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
     low, high = np.quantile(means, (0.025, 0.975))
-    return Interval(float(numbers.mean()), float(low), float(high))
+    return MeanInterval(float(numbers.mean()), float(low), float(high))

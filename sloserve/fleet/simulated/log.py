@@ -9,7 +9,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.promises import Promised
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.runlog import RequestLog, RunLog
-from sloserve.core.spans import Span
+from sloserve.core.spans import PhaseSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +22,7 @@ class FleetLog:
     """
 
     run: RunLog
-    spans: tuple[Span, ...]
+    spans: tuple[PhaseSpan, ...]
 
 
 def joined(

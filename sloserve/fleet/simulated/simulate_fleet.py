@@ -12,7 +12,7 @@ from rich.table import Table
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.progress_bar import progress
-from sloserve.core.spans import Phase, Span
+from sloserve.core.spans import Phase, PhaseSpan
 from sloserve.fleet.file import read_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.simulated.fleet_experiment import FleetExperiment, FleetResult, run_fleet_experiment
@@ -79,7 +79,7 @@ def simulate_fleet(
         console.print(line, soft_wrap=True, highlight=False)
     runs: list[dict[str, Any]] = []
     samples: list[LatencySample] = []
-    shown: dict[str, Sequence[Span]] = {}
+    shown: dict[str, Sequence[PhaseSpan]] = {}
     shown_rps = sorted(experiment.rps)[len(experiment.rps) // 2]
     with LogWriter(out_dir, token_log=token_log) as logs, progress("requests", console) as bar:
         for result in run_fleet_experiment(experiment, jobs=jobs, on_progress=bar.update):

@@ -14,7 +14,7 @@ from typing import Any
 from sloserve.core.outcome import Outcome
 from sloserve.core.promises import Promised
 from sloserve.core.request import WorkloadRequest
-from sloserve.core.spans import Phase, Span
+from sloserve.core.spans import Phase, PhaseSpan
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.fleet.file_sections import Switching
@@ -97,7 +97,7 @@ class SimulatedInstance:
         self._num_given = 0
         self._history = history
         self._span_since_s = 0.0
-        self.spans: list[Span] = []
+        self.spans: list[PhaseSpan] = []
 
     # These are what a dispatcher reads.
 
@@ -370,5 +370,5 @@ class SimulatedInstance:
         if self.now_s > self._span_since_s:
             model = self._leaving if self.phase is Phase.DRAINING else self.active
             warm = self._warm and self.phase is Phase.SWITCHING
-            self.spans.append(Span(self.name, self.phase, model, self._span_since_s, self.now_s, warm))
+            self.spans.append(PhaseSpan(self.name, self.phase, model, self._span_since_s, self.now_s, warm))
         self.phase, self._span_since_s = phase, self.now_s

@@ -48,7 +48,7 @@ class Renewed(NamedTuple):
     cancelled: frozenset[str]
 
 
-class Row(NamedTuple):
+class ResultRow(NamedTuple):
     """An ended request of a batch, as its line in a file of results.
 
     Args:
@@ -289,7 +289,7 @@ class Requests:
             if len(piece) < PIECE:
                 return ended
 
-    def results(self, batch: str, after: int = 0, most: int = 256, most_bytes: int = MOST_BYTES) -> list[Row]:
+    def results(self, batch: str, after: int = 0, most: int = 256, most_bytes: int = MOST_BYTES) -> list[ResultRow]:
         """Return the next ended requests of a batch, in the order of its file.
 
         Args:
@@ -300,7 +300,7 @@ class Requests:
         """
         with self._database.reading() as session:
             found = session.rows(sql.RESULTS, batch=batch, after=after, most=most, most_bytes=most_bytes)
-        return [Row._make((*row[:4], RequestState(row[4]), *row[5:])) for row in found]
+        return [ResultRow._make((*row[:4], RequestState(row[4]), *row[5:])) for row in found]
 
     def forget_results(self, batch: str) -> None:
         """Delete the responses of a batch's requests, once its files hold them; the final states are kept."""

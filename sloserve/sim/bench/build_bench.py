@@ -32,7 +32,7 @@ from sloserve.sim.workloads.workload_registry import Workload, asked_workload
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkloadShape:
     """The changes that are made to the workload.
 
     Args:
@@ -93,7 +93,7 @@ class Bench:
     workload: Workload
     slos: SLOAssignment | None
     load: Load
-    shape: Shape
+    shape: WorkloadShape
     payload: PayloadSettings
     prompts: Prompts | None
     replay: ReplaySettings
@@ -196,7 +196,7 @@ def build_bench(options: BenchOptions) -> Bench:
             _rates(options.rps),
             1.0 if options.rate_scale is None else options.rate_scale,
         ),
-        shape=Shape(options.max_prompt_tokens, options.max_output_tokens, options.ramp),
+        shape=WorkloadShape(options.max_prompt_tokens, options.max_output_tokens, options.ramp),
         payload=PayloadSettings("", api, options.ignore_eos, options.continuous_usage, STATING[stated], options.report),
         prompts=TokenPrompts(options.vocab_size) if kind == "tokens" else None,
         replay=ReplaySettings(options.max_concurrency, options.timeout),

@@ -11,7 +11,7 @@ from sloserve.core.arrays import IntArray
 from sloserve.sim.model.model_requests import ModelRequests
 
 
-class Prompt(NamedTuple):
+class PromptPart(NamedTuple):
     """The part of one request that is computed as a prompt, its output up to now included.
 
     Args:
@@ -63,7 +63,7 @@ class ChunkEnds:
         self._size = block_size
         self._most, self._drops = most, drops
 
-    def within(self, one: Prompt, new: int) -> int:
+    def within(self, one: PromptPart, new: int) -> int:
         """Return the tokens of the request's next chunk, at most ``new``; 0 where they do not reach an end."""
         start, size = one.start, self._size
         if start >= one.end:
@@ -82,7 +82,7 @@ class ChunkEnds:
         end = min((stop for stop in stops if start < stop < end), default=end)
         return max(end - start, 0)
 
-    def of_step(self, prompts: dict[int, Prompt], new: IntArray, budget: int) -> None:
+    def of_step(self, prompts: dict[int, PromptPart], new: IntArray, budget: int) -> None:
         """Cut the token counts ``new`` in place so that chunks end where states are kept.
 
         The share of each request in the budget is known only when the requests before it are cut.

@@ -12,7 +12,7 @@ import numpy as np
 from sloserve.core.arrays import BoolArray, IntArray, grown
 from sloserve.engine.virtual.drafts import Drafts
 from sloserve.sim.model.model_requests import ModelRequest, ModelRequests
-from sloserve.sim.model.step import Batch
+from sloserve.sim.model.step import StepBatch
 
 _CAPACITY = 65_536
 """The number of output tokens, over all requests, that there is room for at first."""
@@ -75,7 +75,7 @@ class ModelDrafts:
         """
         return self.num_tokens if bool(self._decodes[served].all()) else 0
 
-    def output(self, batch: Batch, gets: BoolArray, fresh: BoolArray | None) -> IntArray:
+    def output(self, batch: StepBatch, gets: BoolArray, fresh: BoolArray | None) -> IntArray:
         """Book the output of a step; return how many tokens each request that gets any takes from it.
 
         Args:

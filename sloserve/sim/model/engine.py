@@ -33,13 +33,13 @@ from sloserve.scheduler.settings import plugin_settings
 from sloserve.sim.model.model_requests import FREE, RUNNING
 from sloserve.sim.model.planned import PlannedScheduler
 from sloserve.sim.model.scheduler import ModelScheduler
-from sloserve.sim.model.step import Batch
+from sloserve.sim.model.step import StepBatch
 from sloserve.wire.xargs import to_xargs, with_internal, with_promise
 
 
 @dataclass(frozen=True, slots=True)
 class _Dispatched:
-    batch: Batch
+    batch: StepBatch
     end_s: float
     planning_s: float
     has_prefills: bool
@@ -95,7 +95,7 @@ class ModelEngine(EventLoop):
         self._index_of: dict[str, int] = {}
         self._first_token_s: dict[int, float] = {}
         self._tokens: list[tuple[float, IntArray]] = []
-        self.on_step: Callable[[Batch], None] | None = None
+        self.on_step: Callable[[StepBatch], None] | None = None
         """Called with each scheduled batch; tests compare decisions with it."""
 
     def run(self, workload: Sequence[WorkloadRequest], on_progress: Callable[[int], None] | None = None) -> RunLog:
@@ -188,7 +188,7 @@ class ModelEngine(EventLoop):
         self._steps.append((end_s, duration_s, batch.num_tokens, running, waiting, self.kv_used))
         return _Dispatched(batch, end_s, planning_s, load.num_prefills > 0, told)
 
-    def _load(self, batch: Batch) -> StepLoad:
+    def _load(self, batch: StepBatch) -> StepLoad:
         """Return the step's load, and book the tokens that it computes again."""
         counts = self.scheduler.requests
         members, computed, own = batch.requests, batch.computed, batch.own_tokens

@@ -17,7 +17,7 @@ from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.sim.model.model_requests import BLOCKED, PREEMPTED, RUNNING, ModelRequest
 from sloserve.sim.model.scheduler import ModelScheduler
-from sloserve.sim.model.step import Batch, StepLimits
+from sloserve.sim.model.step import StepBatch, StepLimits
 
 _READ = {"computed_tokens": "computed", "in_flight_tokens": "in_flight"}
 """The name of the count behind each column of rows."""
@@ -98,7 +98,7 @@ class ModelPort:
             else:
                 column[slots] = getattr(counts, _READ[name])[members]
 
-    def tokens_scheduled(self, step: Batch) -> None:
+    def tokens_scheduled(self, step: StepBatch) -> None:
         return None  # counts are arrays here: to read them costs no more
 
     def tokens_sampled(self, results: Any) -> None:
@@ -108,14 +108,14 @@ class ModelPort:
     def num_drafts(self) -> int:
         return self._num_drafts
 
-    def drafts_of(self, step: Batch, ids: Sequence[str]) -> Sequence[int]:
+    def drafts_of(self, step: StepBatch, ids: Sequence[str]) -> Sequence[int]:
         if step.drafts is None:
             return [0] * len(ids)
         handles = self._counts.handles
         found = {handles[i].request_id: n for i, n in zip(step.requests.tolist(), step.drafts.tolist(), strict=True)}
         return [found.get(request_id, 0) for request_id in ids]
 
-    def admitted_ids(self, output: Batch) -> Sequence[str]:
+    def admitted_ids(self, output: StepBatch) -> Sequence[str]:
         handles = self._counts.handles
         return [handles[index].request_id for index in output.admitted]
 

@@ -29,7 +29,7 @@ from sloserve.scheduler.settings import PluginSettings
 from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.model_requests import PREEMPTED, ModelRequest
 from sloserve.sim.model.scheduler import NONE, ModelScheduler
-from sloserve.sim.model.step import Batch, StepLimits
+from sloserve.sim.model.step import StepBatch, StepLimits
 from sloserve.sim.model.swap import KVSwap
 
 
@@ -112,7 +112,7 @@ class PlannedScheduler(ModelScheduler):
             del self._port.requests[request.request_id]
         super()._end(index)
 
-    def update(self, batch: Batch, told: Told = NOTHING) -> tuple[IntArray, list[int]]:
+    def update(self, batch: StepBatch, told: Told = NOTHING) -> tuple[IntArray, list[int]]:
         sampled, ended = super().update(batch, told)
         if self.planner is not None or self.swap is not None:
             self._steps.output(self._clock.monotonic_s())
@@ -120,7 +120,7 @@ class PlannedScheduler(ModelScheduler):
             self.planner.progressed(sampled, self._clock.now_s(), batch)
         return sampled, ended
 
-    def schedule(self) -> Batch:
+    def schedule(self) -> StepBatch:
         planner = self.planner
         if planner is None:
             batch = self._scheduled(self.limits)
@@ -150,7 +150,7 @@ class PlannedScheduler(ModelScheduler):
         self._steps.scheduled(self._load_seen(batch), monotonic_s)
         return batch
 
-    def _scheduled(self, own: StepLimits) -> Batch:
+    def _scheduled(self, own: StepLimits) -> StepBatch:
         """Return what vLLM schedules within ``limits``, and restore the limits ``own`` after it.
 
         A place is left for each request with KV that is being loaded. Requests with loaded KV are admitted: they hold
@@ -169,7 +169,7 @@ class PlannedScheduler(ModelScheduler):
             self.swap.control.admitted(handles[index].request_id for index in batch.admitted)
         return batch
 
-    def _load_seen(self, batch: Batch) -> StepLoad:
+    def _load_seen(self, batch: StepBatch) -> StepLoad:
         """Return the load as the step clock of SLOScheduler sees it.
 
         A request with one token counts as a decode, whatever drafts it has besides, unless it is new and was not padded

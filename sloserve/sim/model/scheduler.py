@@ -14,12 +14,12 @@ from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.engine.virtual.virtual_swap_worker import NOTHING, Told
 from sloserve.sim.model.adapters import Adapters
 from sloserve.sim.model.blocks import Hit, KVBlocks
-from sloserve.sim.model.chunks import ChunkEnds, Prompt
+from sloserve.sim.model.chunks import ChunkEnds, PromptPart
 from sloserve.sim.model.drafted import ModelDrafts
 from sloserve.sim.model.grouped_blocks import GroupedBlocks
 from sloserve.sim.model.model_requests import BLOCKED, FREE, PREEMPTED, RUNNING, ModelRequest, ModelRequests
 from sloserve.sim.model.prefix_cache import PrefixCache
-from sloserve.sim.model.step import Admitted, Batch, StepLimits
+from sloserve.sim.model.step import Admitted, StepBatch, StepLimits
 from sloserve.sim.model.swap import KVSwap
 
 NONE: IntArray = np.empty(0, np.int64)
@@ -87,7 +87,7 @@ class ModelScheduler:
 
     # These methods schedule one step.
 
-    def schedule(self) -> Batch:
+    def schedule(self) -> StepBatch:
         """Return what the next step computes, and count it as done except for its output."""
         self._untold = False
         if self.kv.caches:
@@ -123,7 +123,7 @@ class ModelScheduler:
         drafts = None if self.drafts is None else self.drafts.scheduled(members, after - awaited, samples)
         if self._prefilling:
             self._prefilling.difference_update(members[samples].tolist())
-        return Batch(members, tokens, computed, samples, int(np.add.reduce(tokens)), admitted, drafts)
+        return StepBatch(members, tokens, computed, samples, int(np.add.reduce(tokens)), admitted, drafts)
 
     def _serve_running(self, budget: int, chunk: int) -> tuple[IntArray, IntArray]:
         """Return the running requests and the tokens that each gets; preempt from the end where KV is short."""
@@ -144,7 +144,7 @@ class ModelScheduler:
             new[counts.marked[members]] = 0
             counts.marked[self.paused] = False
         total = np.cumsum(new)
-        if self._aligned and (prompts := Prompt.unfinished(counts, members, computed)):
+        if self._aligned and (prompts := PromptPart.unfinished(counts, members, computed)):
             self._chunk_ends().of_step(prompts, new, budget)
         elif total[-1] > budget:
             new = np.clip(budget - (total - new), 0, new)
@@ -242,7 +242,7 @@ class ModelScheduler:
         new = min(new, step.budget)
         if not (self._aligned and new):
             return new
-        cut = self._chunk_ends().within(Prompt.of(self.requests, index, computed), new)
+        cut = self._chunk_ends().within(PromptPart.of(self.requests, index, computed), new)
         return min(cut, 1) if padded and cut != new else cut  # part of the padding is of no use
 
     def _take_in(self, step: Admitted, index: int, computed: int, new: int) -> None:
@@ -347,7 +347,7 @@ class ModelScheduler:
 
     # These methods process the output of a step.
 
-    def update(self, batch: Batch, told: Told = NOTHING) -> tuple[IntArray, list[int]]:
+    def update(self, batch: StepBatch, told: Told = NOTHING) -> tuple[IntArray, list[int]]:
         """Process the output of the oldest step in flight; return the owner of each token and the ended requests.
 
         Requests are given by index, in order.
@@ -362,7 +362,7 @@ class ModelScheduler:
                     self.arrived.add(index)
         return result
 
-    def _output(self, batch: Batch) -> tuple[IntArray, list[int]]:
+    def _output(self, batch: StepBatch) -> tuple[IntArray, list[int]]:
         counts = self.requests
         members, tokens = batch.requests, batch.tokens
         alive = counts.state[members] != FREE

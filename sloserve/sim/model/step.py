@@ -21,7 +21,7 @@ class StepLimits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class StepBatch:
     """What one step computes, like vLLM's SchedulerOutput. Arrays are ``[requests in the step]``, in the step's order.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from sloserve.core.errors import ConfigError
-from sloserve.engine.recording.events import Arrived, Refused, RequestEnded
+from sloserve.engine.recording.events import Arrived, RefusedRequest, RequestEnded
 from sloserve.engine.recording.reading import Recording, read_recording
 
 
@@ -82,7 +82,7 @@ def _as_it_came(request: Arrived) -> Arrived:
     )
 
 
-def _all_refused(recordings: Sequence[Recording]) -> list[Refused]:
+def _all_refused(recordings: Sequence[Recording]) -> list[RefusedRequest]:
     """Return what was refused, once each: the engines of one server, and of one gateway, state the same refusals."""
     found = {msgspec.msgpack.encode(one): one for recording in recordings for one in recording.refused}
     return sorted(found.values(), key=lambda one: one.at_s)

@@ -87,7 +87,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class TriedRun:
     """One run that was tried.
 
     Args:
@@ -148,9 +148,9 @@ class Answer:
     fitted: FittedSteps
     recorded: Fates
     error: ReplayError
-    base: Row
+    base: TriedRun
     lost: int = 0
-    rows: Sequence[Row] = field(default_factory=list)
+    rows: Sequence[TriedRun] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
         """Return plain values for a report."""
@@ -286,11 +286,11 @@ class _Work(AbstractContextManager["_Work"]):
         return found
 
 
-def _row(run: tuple[str, int], outcomes: Sequence[_Outcome], base: Row | None) -> Row:
+def _row(run: tuple[str, int], outcomes: Sequence[_Outcome], base: TriedRun | None) -> TriedRun:
     fates = [one.every for one in outcomes]
     gain = None if base is None else difference(fates, base.fates)
     extrapolated = sum(one.extrapolated for one in outcomes) / len(outcomes)
-    return Row(*run, share(fates), gain, fates, extrapolated)
+    return TriedRun(*run, share(fates), gain, fates, extrapolated)
 
 
 def _plain(interval: Interval | None) -> list[float] | None:

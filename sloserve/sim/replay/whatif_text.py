@@ -8,7 +8,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from sloserve.sim.replay.judged import Interval
-    from sloserve.sim.replay.whatif import Answer, Row
+    from sloserve.sim.replay.whatif import Answer, TriedRun
 
 MIN_TABLE_WIDTH: Final = 130
 """The least width of the table; a narrower one would break its cells, and a terminal wraps lines instead."""
@@ -77,7 +77,7 @@ def _table(answer: "Answer") -> Table:
     return table
 
 
-def _cells(answer: "Answer", row: "Row", classes: list[str]) -> tuple[str, ...]:
+def _cells(answer: "Answer", row: "TriedRun", classes: list[str]) -> tuple[str, ...]:
     figures = row.figures()
     label = row.label(answer.replicas) + (", replayed" if row is answer.base else "")
     return (

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from sloserve.core.spans import Phase, Span
+from sloserve.core.spans import Phase, PhaseSpan
 from sloserve.sim.report.figure_style import COLOURS, folded, paler, styled, write_figure
 
 TIMELINE_PNG = "timeline.png"
@@ -15,7 +15,7 @@ _DRAIN_PALENESS = 0.6
 _ROW_IN, _PANEL_IN, _WIDTH_IN = 0.17, 0.45, 8.0
 
 
-def timeline_figure(spans: Mapping[str, Sequence[Span]], title: str) -> Figure:
+def timeline_figure(spans: Mapping[str, Sequence[PhaseSpan]], title: str) -> Figure:
     """Return the figure of the spans of each dispatcher, in runs of the same requests.
 
     A model's colour is pale while its streams drain; a swap is black.
@@ -47,7 +47,7 @@ def timeline_figure(spans: Mapping[str, Sequence[Span]], title: str) -> Figure:
     return figure
 
 
-def write_timeline(out_dir: Path, spans: Mapping[str, Sequence[Span]], title: str, about: str) -> Path:
+def write_timeline(out_dir: Path, spans: Mapping[str, Sequence[PhaseSpan]], title: str, about: str) -> Path:
     """Write the figure, with ``about`` below it; return its path."""
     with styled():
         write_figure(timeline_figure(spans, title), out_dir / TIMELINE_PNG, about)

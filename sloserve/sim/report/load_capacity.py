@@ -33,7 +33,7 @@ class Bound(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class SeedMean:
     """A mean over ``seeds``; its 95 % interval is ``None`` for a bound and for a single seed."""
 
     value: float
@@ -58,8 +58,8 @@ class LoadCapacity:
 
     policy: str
     threshold: float
-    load: Estimate | None
-    ratio: Estimate | None
+    load: SeedMean | None
+    ratio: SeedMean | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON."""
@@ -118,9 +118,9 @@ def combine(bounds: Iterable[Bound | None]) -> Bound | None:
     return Bound.EXACT if not kinds else kinds.pop() if len(kinds) == 1 else None
 
 
-def _estimate(values: Sequence[tuple[float, Bound | None]]) -> Estimate | None:
+def _estimate(values: Sequence[tuple[float, Bound | None]]) -> SeedMean | None:
     mean, bound = mean_interval([value for value, _ in values]), combine(bound for _, bound in values)
     if mean is None or bound is None:
         return None
     exact = bound is Bound.EXACT
-    return Estimate(mean.value, mean.low if exact else None, mean.high if exact else None, bound, mean.n)
+    return SeedMean(mean.value, mean.low if exact else None, mean.high if exact else None, bound, mean.n)

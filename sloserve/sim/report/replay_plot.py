@@ -19,7 +19,7 @@ _RECORDED: Final = "#111111"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Course:
+class InTimeSeries:
     """The fate of requests with targets under one run.
 
     Args:
@@ -33,7 +33,7 @@ class Course:
     met: FloatArray
 
 
-def write_replay_plot(path: Path, recorded: Course, replays: Sequence[Course], about: str) -> None:
+def write_replay_plot(path: Path, recorded: InTimeSeries, replays: Sequence[InTimeSeries], about: str) -> None:
     """Write the figure as PNG, with ``about`` below it.
 
     Args:
@@ -46,7 +46,7 @@ def write_replay_plot(path: Path, recorded: Course, replays: Sequence[Course], a
         write_figure(replay_figure(recorded, replays), path, about)
 
 
-def replay_figure(recorded: Course, replays: Sequence[Course]) -> Figure:
+def replay_figure(recorded: InTimeSeries, replays: Sequence[InTimeSeries]) -> Figure:
     """Return the figure; see :func:`write_replay_plot`."""
     figure = Figure(figsize=_SIZE_IN, dpi=150, layout="constrained")
     axes = figure.subplots()
@@ -65,7 +65,7 @@ def replay_figure(recorded: Course, replays: Sequence[Course]) -> Figure:
     return figure
 
 
-def _share(course: Course, edges: FloatArray) -> FloatArray:
+def _share(course: InTimeSeries, edges: FloatArray) -> FloatArray:
     """Return the share of requests in time around each stretch; NaN where none came."""
     met, _ = np.histogram(course.at_s, edges, weights=course.met)
     count, _ = np.histogram(course.at_s, edges)

@@ -23,7 +23,7 @@ from sloserve.sim.report.compare import (
     loads_of,
     policies_of,
 )
-from sloserve.sim.report.load_capacity import Bound, Estimate, LoadCapacity
+from sloserve.sim.report.load_capacity import Bound, LoadCapacity, SeedMean
 from sloserve.sim.report.statistics import mean_interval
 from sloserve.sim.report.summary import Run
 
@@ -177,7 +177,7 @@ def capacity_table(capacities: Sequence[LoadCapacity], condition: str, unit: str
 BOUND_SIGNS: Mapping[Bound, str] = {Bound.EXACT: "", Bound.AT_LEAST: ">= ", Bound.AT_MOST: "<= "}
 
 
-def _estimate(found: Estimate | None) -> tuple[str, str]:
+def _estimate(found: SeedMean | None) -> tuple[str, str]:
     if found is None:
         return NO_VALUE, ""
     interval = "" if found.low is None or found.high is None else f"{found.low:.2f} .. {found.high:.2f}"

@@ -68,8 +68,8 @@ class Traced:
         before, self._paused = self._paused, paused
         if before != paused:
             for request in set(before).difference(paused):
-                course = self._stats.stages.courses.get(request.request_id)
-                if course is not None and course.stage is Stage.RUNNING:
+                stages = self._stats.stages.by_id.get(request.request_id)
+                if stages is not None and stages.stage is Stage.RUNNING:
                     self._report(request, TraceEvent("continued", now_s))
         for request, swapped, cause in self._preempted:
             self._report(request, _event("swapped" if swapped else "preempted", now_s, cause))
@@ -97,12 +97,12 @@ class Traced:
         return head_held_up(waiting, step, self._port.facts(len(self._scheduler.running), ()))
 
     def _report(self, request: Request, event: TraceEvent) -> None:
-        course = self._stats.stages.courses.get(request.request_id)
-        if course is None:  # it ended with this step, or came unseen
+        stages = self._stats.stages.by_id.get(request.request_id)
+        if stages is None:  # it ended with this step, or came unseen
             return
         way = self._ways.setdefault(request.request_id, RequestTrace())
         way.add(event)
-        way.paused_s, way.preempted_s = course.spent_s[Stage.PAUSED], course.spent_s[Stage.PREEMPTED]
+        way.paused_s, way.preempted_s = stages.spent_s[Stage.PAUSED], stages.spent_s[Stage.PREEMPTED]
         # Now and not at the end: an output that a stop string ends, ends in the API process first.
         request.trace_headers = {**(request.trace_headers or {}), HEADER: way.header()}
 

@@ -175,9 +175,9 @@ class Watched:
         scheduler = self._scheduler
         waiting = [*self._port.waiting]
         aside = [request for request in compat.beside_waiting(scheduler) if not request.is_finished()]
-        courses = self._stats.stages.courses
+        by_id = self._stats.stages.by_id
         if self._preempted:
-            self._preempted = {one: cause for one, cause in self._preempted.items() if one in courses}
+            self._preempted = {one: cause for one, cause in self._preempted.items() if one in by_id}
         facts = self._port.facts(len(scheduler.running), ())
         live = _Live(self, [*scheduler.running, *aside, *waiting], len(waiting), output, planner, now_s)
         self._was_empty = not live.size
@@ -218,7 +218,7 @@ class _Live:
         self._requests, self._output, self._planner, self._now_s = requests, output, planner, now_s
         self._rank_of = watched._rank_of
         self._scheduler, self._port, self._preempted = watched._scheduler, watched._port, watched._preempted
-        self._courses = watched._stats.stages.courses
+        self._stages = watched._stats.stages.by_id
         numbers = watched._numbers
         slots = numbers.slots(requests, self._scheduler.requests, watched._stats)
         self._static = numbers.values[slots, :_MISSED]
@@ -249,9 +249,9 @@ class _Live:
 
     def _since_s(self, places: Sequence[int]) -> list[float]:
         """Return when the phase of each request began; for a request that came unseen, when it arrived."""
-        courses, requests = self._courses, self._requests
-        found = [(request, courses.get(request.request_id)) for request in map(requests.__getitem__, places)]
-        return [request.arrival_time if course is None else course.since_s for request, course in found]
+        stages, requests = self._stages, self._requests
+        found = [(request, stages.get(request.request_id)) for request in map(requests.__getitem__, places)]
+        return [request.arrival_time if one is None else one.since_s for request, one in found]
 
     def _due_s(self) -> FloatArray:
         _, _, _, ttft_s, e2e_s, pace_s, _ = self._static.T

@@ -19,7 +19,7 @@ from benchmarks.policies.drafts import (
 )
 from sloserve.sim.model.model_port import ModelPort
 from sloserve.sim.model.planned import PlannedScheduler
-from sloserve.sim.model.step import Batch
+from sloserve.sim.model.step import StepBatch
 
 CELL = DraftCell("reasoning", 0.75, 3)
 
@@ -37,7 +37,7 @@ def test_differences_are_paired_by_seed() -> None:
 
 
 def test_before_decodes_with_drafts_were_chunks_that_brought_one_token() -> None:
-    batch = Batch(
+    batch = StepBatch(
         requests=np.array([0, 1]), tokens=np.array([4, 4]), computed=np.array([100, 200]),
         samples=np.array([True, True]), num_tokens=8, drafts=np.array([3, 3]),
     )  # fmt: skip

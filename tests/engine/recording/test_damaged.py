@@ -25,7 +25,7 @@ from sloserve.engine.recording.events import (
     PolicyBegan,
     PolicyCalled,
     Preempted,
-    Refused,
+    RefusedRequest,
     RequestAdmitted,
     RequestEnded,
     RowsSeen,
@@ -54,7 +54,7 @@ FRAMES: list[list[Event]] = [
             1.6, SEEN, {"free_blocks": 9}, None, None, (b"", 1, 0), None, (0, 0.0, 0.0), [0.5, 3], None, None, 1e-4
         ),
     ],
-    [Refused(2.0, BY_VLLM, 0, None, None, 1.0, None, None, None, None, 7), StopStringFound(2.1, 99)],
+    [RefusedRequest(2.0, BY_VLLM, 0, None, None, 1.0, None, None, None, None, 7), StopStringFound(2.1, 99)],
 ]
 WHOLE = MAGIC + b"".join(map(frame_of, FRAMES))
 PREFIXES = list(accumulate(FRAMES, initial=list[Event]()))

@@ -27,7 +27,7 @@ from sloserve.fleet.batch_api.results import result_line
 from sloserve.fleet.batch_api.routes import BatchApi
 from sloserve.fleet.batch_api.runner import BatchRunner
 from sloserve.fleet.store.records import Batch, BatchState, File, RequestState, Result
-from sloserve.fleet.store.requests import Requests, Row
+from sloserve.fleet.store.requests import Requests, ResultRow
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
 from tests import bounded
@@ -143,7 +143,7 @@ def test_results_are_read_once_for_both_files(fleet: Fleet, monkeypatch: pytest.
     assert all(fleet.store.requests.finish(ended))
     results, read = Requests.results, list[str]()
 
-    def counted(self: Requests, batch: str, after: int = 0) -> list[Row]:
+    def counted(self: Requests, batch: str, after: int = 0) -> list[ResultRow]:
         rows = results(self, batch, after)
         read.extend(row.custom_id or "" for row in rows)
         return rows
@@ -615,7 +615,7 @@ def test_a_file_expires_within_the_time_that_may_be_asked_for(ask: Answered, tex
     ],
 )
 def test_what_an_engine_answered_stands_on_one_line(body: bytes, read: object) -> None:
-    line = result_line(Row(1, "r", "c\u2028", 1, RequestState.DONE, 200, body))
+    line = result_line(ResultRow(1, "r", "c\u2028", 1, RequestState.DONE, 200, body))
     assert line.endswith(b"\n") and len(line.decode().splitlines()) == 1
     assert json.loads(line)["response"] == {"status_code": 200, "request_id": "r", "body": read}
     assert json.loads(line)["custom_id"] == "c\u2028"

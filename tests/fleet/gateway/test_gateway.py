@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from sloserve.core.spans import Phase
-from sloserve.engine.recording.events import FRONT_END, INVALID, Refused, SegmentHead
+from sloserve.engine.recording.events import FRONT_END, INVALID, RefusedRequest, SegmentHead
 from sloserve.engine.recording.segments import read_segment
 from sloserve.fleet import bounded_protocol as protocol
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, stated_prefixes
@@ -119,7 +119,7 @@ def test_what_a_gateway_refuses_is_recorded_with_its_model_and_reason(tmp_path: 
     assert path.name.rpartition("-")[0].endswith("-gateway")
     head, *refused = read_segment(path)
     assert isinstance(head, SegmentHead) and head.process == FRONT_END
-    assert [(one.reason, one.model, one.prompt_tokens) for one in refused if isinstance(one, Refused)] == [
+    assert [(one.reason, one.model, one.prompt_tokens) for one in refused if isinstance(one, RefusedRequest)] == [
         (INVALID, NO_MODEL, None),
         (INVALID, NO_MODEL, 1),
     ]

@@ -232,10 +232,10 @@ def test_groups_of_the_process_before_are_found_and_those_on_other_nodes_go(monk
     groups.module.HostDemand("red-1").ask("cpu", 2, {"CPU": 1.0}, {"y"})
     assert right in groups.there and other in groups.there and not {wrong, waiting} & set(groups.there)
     assert len(groups.there) == 3, "one that waits has a rule that this process does not know, and is made anew"
-    from sloserve.fleet.pool.on_ray.cluster import Node
+    from sloserve.fleet.pool.on_ray.cluster import RayNode
     from sloserve.fleet.pool.pool import Offer
 
-    placed = [groups.module.is_placed("red-1", Node(id, Offer(id, "cpu", 1), {})) for id in ("x", "z")]
+    placed = [groups.module.is_placed("red-1", RayNode(id, Offer(id, "cpu", 1), {})) for id in ("x", "z")]
     assert placed == [True, False], "an agent that was started in a group that waited has that one"
     groups.module.withdraw_waiting("red-1")
     assert set(groups.there) == {right, other}

@@ -11,7 +11,7 @@ import yaml
 
 from sloserve.cli import root
 from sloserve.core.errors import ConfigError
-from sloserve.engine.recording.events import Arrived, Refused
+from sloserve.engine.recording.events import Arrived, RefusedRequest
 from sloserve.engine.recording.reading import Recording, recordings
 from sloserve.sim.replay.engine_of import fitted_steps
 from sloserve.sim.replay.joined import beside, joined
@@ -107,7 +107,7 @@ def _held(one: Arrived, recording: Recording) -> Arrived:
 
 def test_refusals_that_several_recordings_state_are_counted_once() -> None:
     one, other = (played(workload(20, rps=12.0, seed=seed))[0] for seed in (1, 2))
-    same = Refused(EPOCH_S + 1.0, "rejected-saturated", 0, 0.5, None, None, None, 9, None, None, 0)
+    same = RefusedRequest(EPOCH_S + 1.0, "rejected-saturated", 0, 0.5, None, None, None, 9, None, None, 0)
     own = msgspec.structs.replace(same, at_s=EPOCH_S + 0.5)
     found = joined([replace(one, refused=[same]), replace(other, refused=[own, same])])
     assert found.refused == [own, same]

@@ -27,11 +27,11 @@ from sloserve.engine.recording.events import (
     UNATTAINABLE,
     UNPROMISED,
     Event,
+    RefusedRequest,
     RequestEnded,
     SegmentHead,
     Stepped,
 )
-from sloserve.engine.recording.events import Refused as RefusedEvent
 from sloserve.engine.recording.folder import engine_stem, gateway_stem
 from sloserve.engine.recording.reading import Recording, read_recording, recordings
 from sloserve.engine.recording.segments import SegmentWriter
@@ -225,7 +225,7 @@ def test_a_gateways_refusals_join_the_engines_of_the_model_that_ran_then(
     steps = [Stepped(at_s, at_s + 0.1, 0, 0, 1, 9, 0, 0, 1, 0, 5, 0) for at_s in (10.0, 20.0)]
     writer = SegmentWriter(tmp_path, gateway_stem("other-run"), 1 << 20)
     refused = [
-        RefusedEvent(at_s, SATURATED, 0, 1.0, None, None, None, 9, None, None, 0, model)
+        RefusedRequest(at_s, SATURATED, 0, 1.0, None, None, None, 9, None, None, 0, model)
         for at_s, model in ((5.0, "chat"), (15.0, "chat"), (16.0, "code"), (25.0, "chat"))
     ]
     writer.write(refused, lambda: SegmentHead(FORMAT, 1.0, {}, {}, "edf", None, 0, [], FRONT_END))

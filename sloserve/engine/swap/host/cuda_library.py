@@ -29,7 +29,7 @@ class _Region(ctypes.Structure):
     _fields_ = (("base", ctypes.c_uint64), ("stride", _Long), ("bytes", _Long))
 
 
-class _Ended(ctypes.Structure):
+class _EndedCopy(ctypes.Structure):
     _fields_ = (("ticket", _Long), ("bytes", _Long), ("to_host", _Long), ("link_s", ctypes.c_double))
 
 
@@ -37,7 +37,7 @@ class _Error(ctypes.Structure):
     _fields_ = (("text", ctypes.c_char * 512),)
 
 
-class Ended(NamedTuple):
+class EndedCopy(NamedTuple):
     """A copy that is over.
 
     Args:
@@ -75,7 +75,7 @@ def loaded(path: Path) -> ctypes.CDLL:
         "open": (_Long, ctypes.POINTER(_Region), _Long, _Long, handle, _Long, _Long, _Long, handle, error),
         "store": copy,
         "load": copy,
-        "ended": (handle, ctypes.POINTER(_Ended), _Long, error),
+        "ended": (handle, ctypes.POINTER(_EndedCopy), _Long, error),
         "close": (handle,),
     }.items():
         function = getattr(library, f"sloserve_kv_{name}", None)
@@ -143,15 +143,15 @@ class CudaTransfer:
         """Begin to copy blocks to the device; otherwise the same as :meth:`store`."""
         return self._begin(self._library.sloserve_kv_load, device_ids, host_ids)
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[EndedCopy]:
         """Return the copies that are over, each of them once.
 
         Raises: RuntimeError if the GPU failed.
         """
-        found, rows = list[Ended](), (_Ended * 32)()
+        found, rows = list[EndedCopy](), (_EndedCopy * 32)()
         while True:
             n = self._checked(self._library.sloserve_kv_ended(self._handle, rows, len(rows), self._error))
-            found += [Ended(row.ticket, bool(row.to_host), row.bytes, row.link_s) for row in rows[:n]]
+            found += [EndedCopy(row.ticket, bool(row.to_host), row.bytes, row.link_s) for row in rows[:n]]
             if n < len(rows):
                 return found
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.kernels.kv_copy import Region, block_bytes
-from sloserve.engine.swap.host.cuda_library import Ended
+from sloserve.engine.swap.host.cuda_library import EndedCopy
 from sloserve.engine.swap.host.host_pool import HostPool
 
 
@@ -41,7 +41,7 @@ def descriptors(
 
 
 class _Running(NamedTuple):
-    ended: Ended
+    ended: EndedCopy
     begin: Any
     end: Any
 
@@ -82,7 +82,7 @@ class OpTransfer:
         """Begin to copy blocks to the device; otherwise the same as :meth:`store`."""
         return self._begin(device_ids, host_ids, to_host=False)
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[EndedCopy]:
         """Return the copies that are over, each of them once.
 
         Raises: RuntimeError if the GPU failed.
@@ -120,6 +120,6 @@ class OpTransfer:
                 raise
             end.record(stream)
         self._tickets += 1
-        ended = Ended(self._tickets, to_host, int(sizes.sum()), 0.0)
+        ended = EndedCopy(self._tickets, to_host, int(sizes.sum()), 0.0)
         self._running[to_host].append(_Running(ended, begin, end))
         return self._tickets

@@ -29,7 +29,7 @@ _ANSWER_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class RayNode:
     """A node of the cluster.
 
     Args:
@@ -103,9 +103,9 @@ class NodeReader:
     ) -> None:
         self._devices, self._bundles, self._only_at, self._say_once = devices, bundles, only_at, say_once
 
-    def nodes(self, table: list[dict[str, Any]]) -> dict[str, Node]:
+    def nodes(self, table: list[dict[str, Any]]) -> dict[str, RayNode]:
         """Return the nodes of ``ray.nodes()`` that can have an agent, by the name of their host."""
-        found: dict[str, Node] = {}
+        found: dict[str, RayNode] = {}
         for one in sorted(table, key=lambda node: str(node["NodeID"])):
             node = self._node(one) if one["Alive"] else None
             if node is None:
@@ -117,7 +117,7 @@ class NodeReader:
                 )
         return dict(sorted(found.items()))
 
-    def bundle(self, kind: str, nodes: Mapping[str, Node]) -> dict[str, float]:
+    def bundle(self, kind: str, nodes: Mapping[str, RayNode]) -> dict[str, float]:
         """Return the resources that a further host of a kind needs: as much as the largest known one holds."""
         if kind in self._bundles:
             return dict(self._bundles[kind])
@@ -126,7 +126,7 @@ class NodeReader:
             return dict(max(alike, key=lambda node: sum(node.bundle.values())).bundle)
         return {"CPU": 1} if kind == CPU else {"GPU": self._devices[kind] or 1}
 
-    def _node(self, node: Mapping[str, Any]) -> Node | None:
+    def _node(self, node: Mapping[str, Any]) -> RayNode | None:
         """Return the node that Ray describes in ``node``, if the file knows its kind of device, else ``None``."""
         labels, resources = node.get("Labels", {}), node["Resources"]
         gpus, cpus = int(resources.get("GPU", 0)), float(resources.get("CPU", 0))
@@ -149,4 +149,4 @@ class NodeReader:
             return None
         held = self._bundles.get(device) or ({"GPU": float(count)} if gpus else {"CPU": cpus})
         door = address if self._only_at is None else None
-        return Node(str(node["NodeID"]), Offer(host, device, count, int(resources.get("memory", 0)), door), held)
+        return RayNode(str(node["NodeID"]), Offer(host, device, count, int(resources.get("memory", 0)), door), held)

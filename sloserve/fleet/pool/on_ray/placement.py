@@ -16,7 +16,7 @@ from typing import Any, Final
 from ray.util import list_named_actors, placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import get_placement_group
 
-from sloserve.fleet.pool.on_ray.cluster import Node
+from sloserve.fleet.pool.on_ray.cluster import RayNode
 
 _NODE_ID: Final = "ray.io/node-id"
 _WANTED: Final = "wanted"
@@ -24,7 +24,7 @@ _ID_LENGTH: Final = 12
 """Last characters of a node's id in names: a node that comes back under its old name is another one."""
 
 
-def name_of(fleet: str, node: Node) -> str:
+def name_of(fleet: str, node: RayNode) -> str:
     """Return the name of the actor on a node."""
     return f"{fleet}/{node.offer.host}/{node.id[-_ID_LENGTH:]}"
 
@@ -39,7 +39,7 @@ def node_in(name: str) -> str:
     return name.split("/")[2]
 
 
-def hold(name: str, node: Node) -> str:
+def hold(name: str, node: RayNode) -> str:
     """Reserve on a node what its agent needs, for an actor of this name; return the name of the group."""
     free(name)  # of an actor that has gone
     _make(name, node.bundle, {_NODE_ID: node.id})
@@ -55,7 +55,7 @@ def free(group: str) -> None:
     remove_placement_group(found)
 
 
-def is_placed(fleet: str, node: Node) -> bool:
+def is_placed(fleet: str, node: RayNode) -> bool:
     """Return whether a node holds a group of the fleet."""
     return any(one.node == node.id for one in _groups(f"{fleet}/"))
 

@@ -20,7 +20,7 @@ from sloserve.fleet.pool.kept_agent import digest_of, start_digest
 from sloserve.fleet.pool.on_ray import placement
 from sloserve.fleet.pool.on_ray.agents import FleetAgents, start
 from sloserve.fleet.pool.on_ray.calls import cancelled, exit_at_once, first_line, found, kill, result
-from sloserve.fleet.pool.on_ray.cluster import RAY_ERRORS, Node, NodeReader, connect, draining, free_on
+from sloserve.fleet.pool.on_ray.cluster import RAY_ERRORS, NodeReader, RayNode, connect, draining, free_on
 from sloserve.fleet.pool.pool import Gone, Offer
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class _Kept:
 
     name: str
     group: str
-    node: Node
+    node: RayNode
     actor: Any
     is_new: bool
     awaited: "asyncio.Task[None] | None" = None
@@ -89,7 +89,7 @@ class RayPool:
     ) -> None:
         self._agents, self._clock = agents, clock or SystemClock()
         self._digest = digest_of(agents.files, agents.release)
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, RayNode] = {}
         self._ids: frozenset[str] = frozenset()
         self._kept: dict[str, _Kept] = {}
         self._strange: set[str] = set()
@@ -181,7 +181,7 @@ class RayPool:
         await cancelled([*self._tasks, *(kept.awaited for kept in self._kept.values())])
         await asyncio.to_thread(ray.shutdown)
 
-    async def _room(self, name: str, node: Node) -> str:
+    async def _room(self, name: str, node: RayNode) -> str:
         """Return the name of a group on a node for its agent. Raises: OSError where others hold what it needs.
 
         Without this a second fleet would wait for the devices of the first, and autoscalers would count that as demand.

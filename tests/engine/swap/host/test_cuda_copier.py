@@ -15,7 +15,7 @@ from sloserve.core.kernels.kv_copy import Region
 from sloserve.engine.swap.host import cuda_library
 from sloserve.engine.swap.host.copier import Copier, Moved
 from sloserve.engine.swap.host.cuda_copier import CudaCopier
-from sloserve.engine.swap.host.cuda_library import Ended
+from sloserve.engine.swap.host.cuda_library import EndedCopy
 from sloserve.engine.swap.host.host_pool import HostPool
 from sloserve.engine.swap.host.op_transfer import OpTransfer, descriptors
 from sloserve.vllm_plugin.swap.cuda_start import check_staging, faster, gpu_copier, gpu_pool, staging_bytes_for
@@ -49,7 +49,7 @@ class FakeTransfer:
     def load(self, device_ids: Any, host_ids: Any) -> int:
         return self._begin(False, device_ids, host_ids)
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[EndedCopy]:
         if self.fails:
             raise RuntimeError(self.fails)
         self.asked += 1
@@ -57,7 +57,7 @@ class FakeTransfer:
             self.clock[0] += 1e-3
         if self.asked < self.polls:
             return []
-        found, self.running = [Ended(t, out, 10 * n, 0.5) for t, out, n in self.running], []
+        found, self.running = [EndedCopy(t, out, 10 * n, 0.5) for t, out, n in self.running], []
         return found
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ def test_the_op_is_ordered_like_the_kernels() -> None:
         "out waits for engine", "record on out", "[1016] to [16]", "record on out", "engine waits",
         "in waits for engine", "in waits", "record on in", "[16] to [1048]", "record on in",
     ]  # fmt: skip
-    assert transfer.ended() == [Ended(1, True, 8, 2e-3), Ended(2, False, 8, 2e-3)] and transfer.ended() == []
+    assert transfer.ended() == [EndedCopy(1, True, 8, 2e-3), EndedCopy(2, False, 8, 2e-3)] and transfer.ended() == []
 
 
 def test_an_op_that_fails_leaves_nothing_under_way() -> None:
