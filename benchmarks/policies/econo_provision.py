@@ -73,7 +73,7 @@ def run(name: str, policy: str, seed: int, n: int) -> GrantWatch:
         profile,
         {"sloserve": {"policy": policy, "seed": seed} | source.slos.table.as_config()},
     )
-    grants = GrantWatch(engine.scheduler._policy)
+    grants = GrantWatch(engine.scheduler.policies.policy)
     grants.watch()
     engine.run(source.requests(n, seed, CASES[name][0]))
     return grants

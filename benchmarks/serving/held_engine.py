@@ -95,8 +95,8 @@ def engine_of(policy: str, running: int) -> Any:
     engine = VirtualEngine(
         settings, profile, {"sloserve": {"policy": name, "policy_options": options, "profile": PROFILE, **classes}}
     )
-    if engine.scheduler._planner is not None:
-        engine.scheduler._planner._cost = None  # plans are timed, as on a real engine, not charged virtual time
+    if engine.scheduler.planner is not None:
+        engine.scheduler.planner._cost = None  # plans are timed, as on a real engine, not charged virtual time
     return engine
 
 

@@ -87,7 +87,7 @@ def planning_samples(policy: str, n: int, max_num_seqs: int, work: str, *, reuse
     and books what came of it.
     """
     engine, source = make_engine(policy, max_num_seqs, work)
-    planner: Any = engine.scheduler._planner
+    planner: Any = engine.scheduler.planner
     if reused:
         first = iter([True])
         planner.budget.allows = lambda now_s: next(first, False)

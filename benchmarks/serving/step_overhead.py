@@ -69,7 +69,7 @@ def watch(scheduler: Any, clock: Stopwatch) -> None:
     time_of(scheduler, "_clock_output", "pace")
     time_of(scheduler.step_clock, "scheduled", "pace")
     scheduler_module.step_load = clock.times("pace", step_load, is_part=True)
-    planner = scheduler._planner
+    planner = scheduler.planner
     if planner is not None:
         toggle = itertools.cycle((True, False))
         planner.budget.allows = lambda now_s: next(toggle)

@@ -70,7 +70,7 @@ def test_every_request_completes_within_a_bound_under_a_flood_of_newer_ones(
 
     def watched(request: Any, *args: Any, **kwargs: Any) -> None:
         """Protected ones lose their KV to older protected ones alone."""
-        table = scheduler._planner.table
+        table = scheduler.planner.table
         if not table.rows.preemptable[table.slot_of[request.request_id]]:
             others = [r.request_id for r in scheduler.running if r is not request]
             taken.extend(i for i in others if table.rows.preemptable[table.slot_of[i]])

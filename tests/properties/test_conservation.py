@@ -106,7 +106,7 @@ def test_every_request_ends_once_with_its_tokens(policy: str | None, seed: int) 
     assert scheduler.max_num_scheduled_tokens == settings.max_num_batched_tokens
     assert scheduler.scheduler_config.long_prefill_token_threshold == 0
     if policy not in (None, "fcfs"):
-        table = scheduler._planner.table
+        table = scheduler.planner.table
         assert len(table.rows) == 0 and not table.slot_of and not any(table.request_at)
     if policy is not None:
         assert not log.counters.get("internal_errors")

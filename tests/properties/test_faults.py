@@ -101,10 +101,10 @@ def serve(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> Any:
     """Everybody gets all tokens, and vLLM is left as it was."""
     from vllm.lora.request import LoRARequest
 
+    from sloserve.engine import policies_in_force as module
     from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.estimator.planning_cost import constant_cost
     from sloserve.estimator.step_time.profile import load_profile
-    from sloserve.vllm_plugin.engine import scheduler as module
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     monkeypatch.setattr(module, "PLAN_AGAIN_S", 0.02)
@@ -141,7 +141,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> Any:
     assert not scheduler.requests and not scheduler.running and not scheduler.waiting
     assert (scheduler.max_num_scheduled_tokens, scheduler.max_num_running_reqs) == (48, 4)
     assert scheduler.scheduler_config.long_prefill_token_threshold == 0
-    assert scheduler._planner is None or not len(scheduler._planner.table.rows)
+    assert scheduler.planner is None or not len(scheduler.planner.table.rows)
     return log
 
 

@@ -6,9 +6,7 @@ lets vLLM schedule, and books the result. Whatever the policy does, outputs stay
 
 Of the methods that vLLM calls only the constructor raises anything of ours; the others are inherited from
 :class:`~sloserve.vllm_plugin.engine.contained_scheduler.ContainedScheduler`. After an exception in planning the
-planner's rows may be wrong, so the planner is dropped and vLLM schedules by itself; some time later planning begins
-again, with rows made from vLLM's own requests. What was learned of requests that ended is kept, unless planning fails
-again: then that may be at fault.
+planner is dropped and vLLM schedules by itself for a while, see :mod:`~sloserve.engine.policies_in_force`.
 """
 
 import logging
@@ -31,6 +29,7 @@ from sloserve.engine.metrics.live_page import LiveWriter
 from sloserve.engine.metrics.tenant_figures import TenantRows
 from sloserve.engine.planned_step import Step
 from sloserve.engine.planner import Planner
+from sloserve.engine.policies_in_force import PoliciesInForce
 from sloserve.engine.policy_change import PolicyChanged
 from sloserve.engine.policy_maker import PolicyMaker
 from sloserve.engine.recording.plan_log import PlanLog
@@ -42,7 +41,6 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.live_settings import check_live
 from sloserve.scheduler.policy import Plan, Policy
-from sloserve.scheduler.registry import parse_policy, policy_text
 from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.vllm_plugin.engine import compat, kv_loads, plans_off, private_names
 from sloserve.vllm_plugin.engine.apply import StockLimits, let_in_loaded
@@ -59,14 +57,6 @@ from sloserve.vllm_plugin.engine.vllm_port import VllmPort
 from sloserve.vllm_plugin.engine.watched import Watched
 
 logger = logging.getLogger(__name__)
-
-PLAN_AGAIN_S = 1.0
-"""Seconds without plans after an exception in planning.
-
-The time doubles with each exception, so that one that comes back with the same requests costs little; a change of
-policy starts from here.
-"""
-MOST_PLAN_AGAIN_S = 60.0
 
 FIGURES_EVERY_S = 0.25
 """Seconds after which the page shows again how well step times are known, and how the tenants stand.
@@ -111,11 +101,8 @@ class SLOScheduler(ContainedScheduler):
     """
 
     # Until the constructor knows better, see ContainedScheduler.
-    _planner: Planner | None = None
     _swapping: Swapping | None = None
     _observers = Observers(ContainedScheduler._booking)
-    _plan_log: PlanLog | None = None
-    _policy_change: PolicyChanged | None = None
     _round: _Round | None = None
 
     TELLS_BEFORE_PREEMPTING = True
@@ -153,19 +140,13 @@ class SLOScheduler(ContainedScheduler):
         self._figures_again_s = 0.0
         self.slo_planning_s = self._plan_s = 0.0
         """What planning for the last step costs in virtual time."""
-        self._policies = PolicyMaker(settings, self.scheduler_config, planning_costs)
+        maker = PolicyMaker(settings, self.scheduler_config, planning_costs)
         self._shares = TenantShares.of(settings)
         tenants = TenantTable() if self._shares is None else self._shares.tenants
         self._tenant_rows = TenantRows.of(settings)
         self._ledger = EngineStats(settings.classes, self.slo_counters, tenants, self._tenant_rows)
         self._booking = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
         self._observers = Observers(self._booking, self._clock)
-        self._planning = Containment(
-            self.slo_counters, "sloserve failed; vLLM schedules by itself for a while", self._drop_planner
-        )
-        self._plan_again_s = 0.0
-        self._plan_pause_s = PLAN_AGAIN_S
-        self._dropped: Planner | None = None  # its policies have learned something
         self._swapping = Swapping.of(
             self, settings.swapping, self.slo_counters, self.step_clock, self._clock, self._ledger.copied
         )
@@ -184,20 +165,27 @@ class SLOScheduler(ContainedScheduler):
         self._may_preempt = unkept is None
         unpaused = plans_off.no_pauses_reason(self)
         self._may_pause = unpaused is None
-        self._policy_spec: tuple[str, Mapping[str, Any]] = (settings.policy, settings.policy_options)
-        self._policy = self._policies.policy(*self._policy_spec)
-        self._policy_text = policy_text(*self._policy_spec)
-        self._shadow, self._shadow_text = self._policies.shadow(settings.shadow_policy), settings.shadow_policy
         self._unsafe = plans_off.identity_reason(self)
         self._plans_off: str | None = None
         """Reason why vLLM schedules by itself where a policy would plan."""
-        self._planner = self._make_planner(self._policy, self._shadow, self._policy_text)
+        self._cost_of = maker.cost_of
+        self.policies = PoliciesInForce(
+            maker,
+            settings,
+            self._make_planner,
+            lambda: compat.live_requests(self),
+            self._ledger.slo_of,
+            self._clock,
+        )
+        self._planning = Containment(
+            self.slo_counters, "sloserve failed; vLLM schedules by itself for a while", self.policies.drop
+        )
         if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
             self.trace()
         self._counts = True
-        if self._planner is not None and unpaused is not None:
+        if self.planner is not None and unpaused is not None:
             logger.warning("sloserve pauses no request: %s", unpaused)
-        if self._planner is not None and unkept is not None:
+        if self.planner is not None and unkept is not None:
             logger.warning("no plan of sloserve preempts a request: %s", unkept)
 
     def _make_planner(self, policy: Policy, shadow: Shadow | None, text: str) -> Planner | None:
@@ -224,7 +212,7 @@ class SLOScheduler(ContainedScheduler):
             self._planned,
             may_pause=self._may_pause,
             may_preempt=self._may_preempt,
-            cost=self._policies.cost_of(text),
+            cost=self._cost_of(text),
             shares=self._shares,
         )
 
@@ -249,58 +237,25 @@ class SLOScheduler(ContainedScheduler):
 
         Raises: ConfigError, and both stay as they were.
         """
-        if self._planner is None:
-            self._policy, self._shadow = self._made_anew()
-        used, shadow, spec, shadow_text = self._policy, self._shadow, self._policy_spec, self._shadow_text
-        if policy is not None:
-            spec = parse_policy(policy)
-            used = self._policies.policy(*spec, allow_files=allow_files)
-        if shadow_policy is not None:
-            shadow_text = shadow_policy or None
-            shadow = self._policies.shadow(shadow_text, allow_files=allow_files)
-        self._use(used, shadow, policy_text(*spec))
-        self._policy_spec, self._policy_text, self._shadow_text = spec, policy_text(*spec), shadow_text
-        self._plan_pause_s = PLAN_AGAIN_S
+        self.policies.set(policy, shadow_policy, allow_files=allow_files)
+        self._show_shadow()
         self._say_policies()
-        self._observers.policy_changed(self._policy_text, self._shadow_text)
+        self._observers.policy_changed(*self.policies.texts)
+
+    @property
+    def planner(self) -> Planner | None:
+        """The planner; ``None`` while vLLM schedules by itself."""
+        return self.policies.planner if self._counts else None
 
     @property
     def policy_change(self) -> PolicyChanged | None:
         """The last change of the policy at work, for people who ask who made it; ``None`` since the start."""
-        return self._policy_change
+        return self.policies.change
 
     def note_change(self, change: PolicyChanged | None) -> None:
         """Record the last change of the policy at work."""
-        self._policy_change = change
+        self.policies.change = change
         self._say_policies()
-
-    def _use(self, policy: Policy, shadow: Shadow | None, text: str) -> None:
-        planner = self._make_planner(policy, shadow, text)
-        if planner is not None:
-            try:
-                if self._dropped is not None:
-                    planner.learn_from(self._dropped)
-                if self._plan_log is not None:
-                    if self._dropped is not None:
-                        self._plan_log.learned(policy)
-                    planner.record(self._plan_log, text, self._clock.now_s())
-                planner.take_over(self._planner, compat.live_requests(self), self._ledger.slo_of, self._clock.now_s())
-            except Exception:
-                if self._planner is not None:
-                    self._drop_planner()  # the two share their rows
-                raise
-        self._policy, self._shadow, self._planner, self._dropped = policy, shadow, planner, None
-        self._ledger.shadowed(None if shadow is None else shadow.figures)
-
-    def _drop_planner(self) -> None:
-        is_first = self._plan_pause_s == PLAN_AGAIN_S
-        self._dropped, self._planner = self._planner if is_first else None, None
-        self._plan_again_s = self._clock.monotonic_s() + self._plan_pause_s
-        self._plan_pause_s = min(2.0 * self._plan_pause_s, MOST_PLAN_AGAIN_S)
-
-    def _made_anew(self) -> tuple[Policy, Shadow | None]:
-        """Return the policies at work for new rows, without knowledge of the rows that are no more."""
-        return self._policies.policy(*self._policy_spec), self._policies.shadow(self._shadow_text)
 
     @property
     def tenant_shares(self) -> TenantShares | None:
@@ -310,15 +265,16 @@ class SLOScheduler(ContainedScheduler):
     def status(self) -> dict[str, Any]:
         """Return the state and the figures of the scheduler, in plain values."""
         self._ledger.step_times(self.step_clock.latency.figures())
-        policies = {"policy": self._policy_text, "shadow_policy": self._shadow_text, "plans_off": self._plans_off}
-        change = None if self._policy_change is None else self._policy_change.plain()
+        policy, shadow_policy = self.policies.texts
+        policies = {"policy": policy, "shadow_policy": shadow_policy, "plans_off": self._plans_off}
+        change = None if self.policies.change is None else self.policies.change.plain()
         service_s = None if self._shares is None else self._shares.reported(self._clock.now_s())
         return policies | {"policy_change": change} | self._ledger.status() | {"tenant_service_s": service_s}
 
     @property
     def policy_texts(self) -> tuple[str, str | None]:
         """Texts of the policy and of the shadow policy."""
-        return self._policy_text, self._shadow_text
+        return self.policies.texts
 
     @property
     def settings(self) -> PluginSettings:
@@ -333,8 +289,8 @@ class SLOScheduler(ContainedScheduler):
         check_live(self._settings, settings)
         self._settings = settings
         self._ledger.follow(settings.classes)
-        if self._planner is not None:
-            self._planner.follow(settings)
+        if self.planner is not None:
+            self.planner.follow(settings)
         self._observers.follow(settings.classes)
         if self._shares is not None and settings.tenant_shares is not None:
             self._shares.follow(settings.tenant_shares)
@@ -383,7 +339,11 @@ class SLOScheduler(ContainedScheduler):
             return None
 
     def _say_policies(self) -> None:
-        self._ledger.say_policies(self._policy_text, self._shadow_text, self._plans_off, self._policy_change)
+        self._ledger.say_policies(*self.policies.texts, self._plans_off, self.policies.change)
+
+    def _show_shadow(self) -> None:
+        shadow = self.policies.shadow
+        self._ledger.shadowed(None if shadow is None else shadow.figures)
 
     # What we do in vLLM's calls, see ContainedScheduler.
 
@@ -393,9 +353,7 @@ class SLOScheduler(ContainedScheduler):
 
     def record_plans(self, log: PlanLog) -> None:
         """Record all that policies are given, and their next plans."""
-        self._plan_log = log
-        if self._planner is not None:
-            self._planner.record(log, self._policy_text, self._clock.now_s())
+        self.policies.record(log)
 
     @property
     def recorded_number(self) -> Callable[[str], int | None] | None:
@@ -423,8 +381,8 @@ class SLOScheduler(ContainedScheduler):
             self._observers.arrived(request, stated)
         if self._swapping is not None:
             self._booking(None, self._swapping.arrived, request)
-        if self._planner is not None and stated is not None:
-            self._planner.arrived(request, stated, self._clock.now_s())
+        if self.planner is not None and stated is not None:
+            self.planner.arrived(request, stated, self._clock.now_s())
 
     def _before_preempting(self, request: Request) -> bool:
         if self._swapping is None or not self._booking(False, self._swapping.preempting, request):
@@ -436,15 +394,15 @@ class SLOScheduler(ContainedScheduler):
         if self._counts:
             self._booking(None, self._ledger.preempted, request)
         self._observers.preempted(request, is_swapped)
-        if self._planner is not None:
-            self._planner.preempted(request)
+        if self.planner is not None:
+            self.planner.preempted(request)
 
     def _ended(self, request: Request) -> None:
         if self._swapping is not None:
             stated = self._ledger.slo_of.get(request.request_id)
             self._booking(None, self._swapping.ending, request, None if stated is None else stated.call)
-        if self._planner is not None:
-            self._planning(None, self._planner.finished, request, self._clock.now_s())
+        if self.planner is not None:
+            self._planning(None, self.planner.finished, request, self._clock.now_s())
         if self._counts:
             self._booking(None, self._ledger.freed, request, self._clock.now_s())
         self._observers.ended(request)
@@ -465,8 +423,8 @@ class SLOScheduler(ContainedScheduler):
         if self._counts:
             self._booking(None, self._clock_output)
         self._observers.output(scheduler_output, model_runner_output)
-        if self._planner is not None:
-            self._planner.progressed(outputs, self._clock.now_s(), scheduler_output, model_runner_output)
+        if self.planner is not None:
+            self.planner.progressed(outputs, self._clock.now_s(), scheduler_output, model_runner_output)
 
     def _clock_output(self) -> None:
         monotonic_s = self._clock.monotonic_s()
@@ -475,7 +433,7 @@ class SLOScheduler(ContainedScheduler):
         if monotonic_s >= self._figures_again_s or (self._shares is not None and not self.requests):
             self._figures_again_s = monotonic_s + FIGURES_EVERY_S
             self._ledger.step_times(self.step_clock.latency.figures())
-            balances = None if self._planner is None else self._planner.balances(self._clock.now_s())
+            balances = None if self.planner is None else self.planner.balances(self._clock.now_s())
             if self._shares is not None and balances is not None:
                 self._ledger.set_tenants(self._shares, balances)
 
@@ -511,7 +469,7 @@ class SLOScheduler(ContainedScheduler):
             return []
         at.step, self.slo_planning_s = step, step.planning_s
         if step.preempt:
-            self._observers.preempting(step.preempt, step.plan, self._planner, at.monotonic_s)
+            self._observers.preempting(step.preempt, step.plan, self.planner, at.monotonic_s)
         return step.preempt
 
     def _narrow_step(self) -> None:
@@ -532,8 +490,8 @@ class SLOScheduler(ContainedScheduler):
             if self._swapping is not None:
                 self.slo_counters["swapped_evictions"] += self.slo_counters["swap_stores"] - at.swap_stores
             self.slo_counters["evictions"] += len(at.step.preempt)
-        if self._planner is not None:  # still: each preemption is reported to it, which may have failed
-            self.slo_paused = self._planner.apply_plan(at.step, self._limits, at.monotonic_s)
+        if self.planner is not None:  # still: each preemption is reported to it, which may have failed
+            self.slo_paused = self.planner.apply_plan(at.step, self._limits, at.monotonic_s)
 
     def _after_step(self, output: SchedulerOutput) -> None:
         at, swapping = self._round, self._swapping
@@ -546,14 +504,14 @@ class SLOScheduler(ContainedScheduler):
         plan = Plan.IDENTITY if at.step is None else at.step.plan
         load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step with an unreadable load has an output
         self._observers.stepped(
-            output, load, plan, self._planner, self.slo_paused, at.now_s, at.monotonic_s, self._plan_s
+            output, load, plan, self.planner, self.slo_paused, at.now_s, at.monotonic_s, self._plan_s
         )
         if not output.total_num_scheduled_tokens:
             self._observers.report_step()
         self._booking(None, self.step_clock.scheduled, load, at.monotonic_s)
 
     def _note_admissions(self, output: SchedulerOutput, monotonic_s: float) -> None:
-        planner, swapping = self._planner, self._swapping
+        planner, swapping = self.planner, self._swapping
         if planner is None:
             return
         planner.admitted(output, monotonic_s)
@@ -563,10 +521,9 @@ class SLOScheduler(ContainedScheduler):
             planner.loading(kv_loads.fetching(self), monotonic_s)
 
     def _next_step(self, now_s: float, monotonic_s: float) -> Step | None:
-        if self._planner is None and monotonic_s >= self._plan_again_s > 0.0:
-            self._plan_again_s = 0.0
-            self._use(*self._made_anew(), self._policy_text)
-        planner = self._planner
+        if self.policies.begin_again(monotonic_s):
+            self._show_shadow()
+        planner = self.planner
         if planner is not None or self.connector is not None:
             self._booking(None, compat.requeue_skipped, self)
         if planner is None or not planner.table.slot_of or not compat.admits_new(self):
@@ -577,8 +534,8 @@ class SLOScheduler(ContainedScheduler):
         self._ledger.stepped(self, output, paused, now_s)
         if self._swapping is not None:
             self._ledger.swap_space(self._swapping.facts(), self._swapping.peak_blocks)
-        if self._shadow is not None:
-            self._ledger.shadowed(self._shadow.figures)
+        if self.policies.shadow is not None:
+            self._show_shadow()
 
     # What sloserve's own calls to the engine tell us, see server/parking.py.
 

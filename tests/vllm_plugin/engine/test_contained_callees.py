@@ -49,7 +49,8 @@ class Fault(Exception):
 
 
 OWNERS = (
-    "sloserve.engine.planner:Planner", "sloserve.engine.request_table:RequestTable", "sloserve.core.rows:Rows",
+    "sloserve.engine.policies_in_force:PoliciesInForce", "sloserve.engine.planner:Planner",
+    "sloserve.engine.request_table:RequestTable", "sloserve.core.rows:Rows",
     "sloserve.engine.step_counts:StepCounts", "sloserve.engine.shadow:Shadow", "tests.chaos:Chaos",
     "sloserve.scheduler.edf:EDF", "sloserve.scheduler.policy:Policy",
     "sloserve.engine.guards:PlanBudget", "sloserve.engine.guards:Ageing",
@@ -187,7 +188,7 @@ def between_steps(engine: Any, number: int) -> None:
 @pytest.fixture
 def run(build: Build, tracing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Serves the workload with one function that raises; returns how often that was called before the end."""
-    from sloserve.vllm_plugin.engine import scheduler as module
+    from sloserve.engine import policies_in_force as module
 
     monkeypatch.setattr(live_page, "WATCH_S", 1e9)
     monkeypatch.setattr("sloserve.vllm_plugin.engine.watched.FRAME_EVERY_S", 0.0)

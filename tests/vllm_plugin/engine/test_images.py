@@ -117,7 +117,7 @@ def test_plans_know_which_prompts_vllm_begins(
             cache.allocate(request, int(rng.integers(0, len(request.mm_features))))
         cache.num_free_slots = cache.num_freeable_slots = room = int(rng.integers(0, 24))
         hit = int(rng.integers(0, 119))
-        first, left = scheduler._planner.port.items_to_encode(request, hit)
+        first, left = scheduler.planner.port.items_to_encode(request, hit)
         assert first <= left
         tokens = scheduler._try_schedule_encoder_inputs(request, hit, 120 - hit, 10_000, lookahead)[1]
         assert (tokens > 0) == (first <= room), (hit, room, [one.mm_position for one in request.mm_features])

@@ -73,7 +73,7 @@ class AdmitsNone(Policy):
 
 
 def states(scheduler: Any, names: Sequence[str]) -> list[State]:
-    table = scheduler._planner.table
+    table = scheduler.planner.table
     return [State(table.rows.state[table.slot_of[name]]) for name in names]
 
 

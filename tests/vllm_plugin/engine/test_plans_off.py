@@ -197,8 +197,8 @@ def test_a_shadow_policy_that_counts_one_block_size_does_not_end_the_plans_of_an
     scheduler = build("edf", kv_groups=groups).scheduler
     with pytest.raises(ConfigError, match="the shadow policy cannot plan with a KV cache of several groups"):
         scheduler.set_policies(shadow_policy="fastserve")
-    assert scheduler.status()["plans_off"] is None and scheduler._planner is not None
+    assert scheduler.status()["plans_off"] is None and scheduler.planner is not None
     scheduler.set_policies("fastserve")
-    assert "several groups" in scheduler.status()["plans_off"] and scheduler._planner is None
+    assert "several groups" in scheduler.status()["plans_off"] and scheduler.planner is None
     scheduler.set_policies("edf", "sjf")
-    assert scheduler.status()["plans_off"] is None and scheduler._planner.shadow is not None
+    assert scheduler.status()["plans_off"] is None and scheduler.planner.shadow is not None

@@ -133,7 +133,7 @@ def test_plans_repeat_after_planning_failed_and_began_again(
 
     def fail(output: Any) -> None:
         if next(steps) == 60:
-            scheduler._drop_planner()
+            scheduler.policies.drop()
 
     engine.on_step = fail
     engine.run(work)

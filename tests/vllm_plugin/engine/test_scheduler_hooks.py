@@ -158,14 +158,14 @@ def test_aborts_in_every_state_leave_neither_rows_nor_blocks(build: Build, reque
         engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     scheduler._preempt_request(scheduler.running.pop(), None)
     engine._apply(engine._dispatch(0.0, 0.0), 0.0)
-    rows = scheduler._planner.table.rows
+    rows = scheduler.planner.table.rows
     states = {State(s) for s in rows.state.tolist()}
     assert len(rows) == 6 and states == {State.FREE, State.WAITING, State.RUNNING} | (states & {State.PREEMPTED})
     in_flight = engine._dispatch(0.0, 0.0)
     scheduler.finish_requests([f"r{i}" for i in range(5)], RequestStatus.FINISHED_ABORTED)
     engine._live = {"r5": engine._live["r5"]}
     engine._apply(in_flight, 0.0)
-    assert len(rows) == len(scheduler._planner.table.slot_of) == 1
+    assert len(rows) == len(scheduler.planner.table.slot_of) == 1
     scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
     scheduler.schedule()
     assert len(rows) == 0 and not scheduler.has_unfinished_requests()
@@ -194,14 +194,14 @@ def test_a_reused_plan_does_not_pause_the_next_request_in_a_freed_slot(build: Bu
         engine._add([request_of(name, output_tokens=40)], engine._clock.now_s())
     engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     engine._apply(engine._dispatch(0.0, 0.0), 0.0)
-    assert scheduler._planner.held.plan.pause.tolist() == [0]
+    assert scheduler.planner.held.plan.pause.tolist() == [0]
     from vllm.v1.request import RequestStatus
 
-    scheduler._planner.budget.allows = lambda now_s: False
+    scheduler.planner.budget.allows = lambda now_s: False
     scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
     engine._live.pop("a")
     engine._add([request_of("d", output_tokens=40)], engine._clock.now_s())
-    assert scheduler._planner.table.slot_of["d"] == 0
+    assert scheduler.planner.table.slot_of["d"] == 0
     engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     batch = engine._dispatch(0.0, 0.0)
     assert set(batch.output.num_scheduled_tokens) == {"b", "c", "d"}
@@ -303,7 +303,7 @@ def test_a_step_budget_counts_no_prompt_whose_grammar_is_pending(build: Build, m
         pending.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
     for request in made:
         scheduler.add_request(request)
-    slots = [scheduler._planner.table.slot_of[request.request_id] for request in made]
+    slots = [scheduler.planner.table.slot_of[request.request_id] for request in made]
     scheduler._next_step(0.0, 0.0)
     made[1].structured_output_request.grammar = object()
     scheduler._next_step(0.0, 0.0)

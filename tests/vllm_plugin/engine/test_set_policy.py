@@ -68,7 +68,7 @@ def test_nobody_is_lost_whatever_follows_whatever(build: Build, request_of: Requ
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 24
     assert not scheduler._ledger.slo_of
     if first != "fcfs":
-        assert len(scheduler._planner.table.rows) == 0
+        assert len(scheduler.planner.table.rows) == 0
 
 
 def test_to_the_same_policy_and_to_fcfs_and_back_nothing_changes_for_stateless_ones(
@@ -79,12 +79,12 @@ def test_to_the_same_policy_and_to_fcfs_and_back_nothing_changes_for_stateless_o
     expected = untouched.run(workload(request_of))
 
     def there_and_back(scheduler: Any) -> None:
-        before = scheduler._planner.table
+        before = scheduler.planner.table
         if scheduler.slo_counters["plans"] % 2:
             scheduler.set_policies("fcfs")
-            assert scheduler._planner is None
+            assert scheduler.planner is None
         scheduler.set_policies("edf:preempt=false")
-        rows, live = scheduler._planner.table.rows, scheduler._planner.table.slot_of
+        rows, live = scheduler.planner.table.rows, scheduler.planner.table.slot_of
         assert live.keys() == before.slot_of.keys()
         for request_id, slot in live.items():
             was = before.slot_of[request_id]
@@ -119,21 +119,21 @@ def test_what_a_new_policy_is_told_and_what_its_rows_say(
         engine._apply(engine._dispatch(0.0, 0.0), 0.0)
     monkeypatch.setattr("sloserve.engine.policy_maker.make_policy", lambda *args, **kwargs: Listening())
     engine.scheduler.set_policies("listening")
-    rows = engine.scheduler._planner.table.rows
+    rows = engine.scheduler.planner.table.rows
     assert told == [(i, State.RUNNING if i < 4 else State.WAITING) for i in range(6)]
-    slots = [engine.scheduler._planner.table.slot_of[name] for name in "abcdef"]
+    slots = [engine.scheduler.planner.table.slot_of[name] for name in "abcdef"]
     assert (~np.isnan(rows.first_token_s[slots])).tolist() == [True] * 4 + [False] * 2
 
 
 def test_a_mistake_leaves_the_policy_as_it_was(build: Build, request_of: RequestOf) -> None:
     scheduler = build("sjf", section={"shadow_policy": "edf"}).scheduler
-    planner = scheduler._planner
+    planner = scheduler.planner
     for wrong in ("nonesuch", "edf:colour=red", "edf:preempt", "edf:preempt_margin_s=-1"):
         with pytest.raises(ConfigError):
             scheduler.set_policies("rr", wrong)
         with pytest.raises(ConfigError):
             scheduler.set_policies(wrong, "rr")
-    assert scheduler._planner is planner
+    assert scheduler.planner is planner
     assert (scheduler.status()["policy"], scheduler.status()["shadow_policy"]) == ("sjf", "edf")
 
 
@@ -153,14 +153,14 @@ def test_a_fault_while_rows_change_hands_is_told_and_the_old_policy_plans_again_
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="half way"):
             patch.setattr(RequestTable, "_fill", fail)
             scheduler.set_policies("edf")
-        assert scheduler._planner is None and scheduler.status()["policy"] == "sjf"
+        assert scheduler.planner is None and scheduler.status()["policy"] == "sjf"
 
     changing(engine, {9: change})
-    scheduler._plan_pause_s = 0.1
+    scheduler.policies._pause_s = 0.1
     log = engine.run(workload(request_of))
     assert [r.token_times_s.size for r in log.requests] == [12 + i for i in range(18)]
-    assert scheduler._planner is not None and log.counters["plans"] > 9
-    assert type(scheduler._planner.policy).__name__ == "SJF"
+    assert scheduler.planner is not None and log.counters["plans"] > 9
+    assert type(scheduler.planner.policy).__name__ == "SJF"
 
 
 def test_shadow_mode_can_be_turned_on_and_off_without_disturbing_the_policy(

@@ -75,7 +75,7 @@ def test_decisions_are_the_same_with_a_shadow_and_without(drawn: list[Any], poli
     found, watched = run(policy, shadow, workload)
     assert found == expected
     assert watched.slo_counters == alone.slo_counters
-    assert watched._shadow.figures["plans"] + watched._shadow.figures["errors"] > 0
+    assert watched.policies.shadow.figures["plans"] + watched.policies.shadow.figures["errors"] > 0
 
 
 def queued(request_of: RequestOf) -> list[Any]:
@@ -87,7 +87,7 @@ def queued(request_of: RequestOf) -> list[Any]:
 def test_a_policy_agrees_with_itself_and_gains_nothing(build: Build, request_of: RequestOf) -> None:
     engine = build("edf", section={"shadow_policy": "edf"})
     engine.run(queued(request_of))
-    figures = engine.scheduler._shadow.figures
+    figures = engine.scheduler.policies.shadow.figures
     assert figures["agreement_count"] > 0 and figures["agreement_sum"] == figures["agreement_count"]
     assert figures["gain_count"] > 0 and figures["gain_sum"] == 0.0
 
@@ -127,13 +127,13 @@ def test_a_failing_shadow_is_counted_and_said_seldom(
     build: Build, request_of: RequestOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, alone = build("edf", section={"shadow_policy": "sjf"}), build("edf")
-    engine.scheduler._shadow.policy = Faulty()
-    engine.scheduler._planner._wants_progress = engine.scheduler._planner._wants_output = True
+    engine.scheduler.policies.shadow.policy = Faulty()
+    engine.scheduler.planner._wants_progress = engine.scheduler.planner._wants_output = True
     with caplog.at_level(logging.WARNING, logger="sloserve"):
         log = engine.run(queued(request_of))
     expected = alone.run(queued(request_of))
     assert [r.token_times_s.tolist() for r in log.requests] == [r.token_times_s.tolist() for r in expected.requests]
-    figures = engine.scheduler._shadow.figures
+    figures = engine.scheduler.policies.shadow.figures
     assert figures["plans"] == 0 and figures["errors"] > log.counters["plans"] > 0
     assert log.counters == expected.counters
     said = [r for r in caplog.records if r.name.startswith("sloserve")]

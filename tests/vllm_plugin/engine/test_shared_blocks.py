@@ -93,7 +93,7 @@ def test_a_row_says_what_vllm_will_find_in_its_prefix_cache(build: Build, reques
     scheduler = engine.scheduler
 
     def finds(slot: int) -> int:
-        request = scheduler._planner.table.request_at[slot]
+        request = scheduler.planner.table.request_at[slot]
         return int(scheduler.kv_cache_manager.get_computed_blocks(request)[1])
 
     policy.finds = finds

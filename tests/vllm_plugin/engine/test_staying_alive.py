@@ -11,6 +11,7 @@ import pytest
 from sloserve.core.outcome import Outcome
 from sloserve.core.rows import Rows, State
 from sloserve.core.tasks import TaskCall
+from sloserve.engine.policy_maker import PolicyMaker
 from sloserve.scheduler.policy import Plan, Policy, Snapshot
 from sloserve.wire.xargs import with_call
 from tests import bounded
@@ -78,26 +79,26 @@ def test_planning_begins_again_after_a_fault_with_everybody_s_row(build: Build, 
     step(engine)
     pauses_s = []
     for _ in range(3):
-        scheduler._planner.budget = None  # whatever asks for the next plan fails
+        scheduler.planner.budget = None  # whatever asks for the next plan fails
         began_s, plans = engine._clock.now_s(), policy.plans
         step(engine)
-        assert scheduler._planner is None and policy.plans == plans
+        assert scheduler.planner is None and policy.plans == plans
         with bounded.within("another planner"):
-            while scheduler._planner is None:
+            while scheduler.planner is None:
                 step(engine, 0.5)
         pauses_s.append(engine._clock.now_s() - began_s)
     assert pauses_s == pytest.approx([1.5, 2.5, 4.5], abs=0.02)
     assert scheduler.slo_counters["internal_errors"] == 3 and policy.plans > plans
-    table = scheduler._planner.table
+    table = scheduler.planner.table
     states = {name: State(table.rows.state[slot]) for name, slot in table.slot_of.items()}
     running = {r.request_id for r in scheduler.running}
     assert states == {name: State.RUNNING if name in running else State.WAITING for name in "abcdef"}
     scheduler.set_policies("edf")
-    scheduler._planner.budget = None
+    scheduler.planner.budget = None
     step(engine)
     step(engine, 1.0)
     step(engine)
-    assert scheduler._planner is not None, "another policy begins with the shortest pause"
+    assert scheduler.planner is not None, "another policy begins with the shortest pause"
 
 
 def test_a_wall_clock_that_steps_back_does_not_stop_planning(build: Build, request_of: RequestOf) -> None:
@@ -109,7 +110,7 @@ def test_a_wall_clock_that_steps_back_does_not_stop_planning(build: Build, reque
         engine._clock.set_wall(engine._clock.now_s() + change_s)
         for _ in range(20):
             step(engine)
-        plans = scheduler.slo_counters["plans"], scheduler._shadow.figures["plans"]
+        plans = scheduler.slo_counters["plans"], scheduler.policies.shadow.figures["plans"]
         assert plans == pytest.approx((10 * (i + 1),) * 2, abs=2)
 
 
@@ -126,7 +127,7 @@ def test_the_deadline_of_a_task_is_a_time_of_the_clock_on_which_the_scheduler_co
     clock.set_wall(clock.now_s() + set_by_s)
     params = SamplingParams(max_tokens=1, extra_args=with_call(None, TaskCall("t", clock.now_s() + 30.0)))
     scheduler.add_request(Request("a", [2], params, None, arrival_time=clock.now_s()))
-    rows, slot = scheduler._planner.table.rows, scheduler._planner.table.slot_of["a"]
+    rows, slot = scheduler.planner.table.rows, scheduler.planner.table.slot_of["a"]
     assert rows.e2e_s[slot] == pytest.approx(30.0, abs=1e-3)
 
 
@@ -146,22 +147,22 @@ def test_what_was_learned_outlives_a_first_fault_and_not_one_that_comes_back(
 ) -> None:
     engine = build("edf:step_budget=true", section={"shadow_policy": "sjf"})
     scheduler = engine.scheduler
-    monkeypatch.setattr(scheduler._policies, "policy", lambda *args, **kwargs: LastLength(lambda at: Plan.IDENTITY))
+    monkeypatch.setattr(PolicyMaker, "policy", lambda *args, **kwargs: LastLength(lambda at: Plan.IDENTITY))
     scheduler.set_policies("edf")
     engine._add([request_of("a", output_tokens=7), request_of("b", output_tokens=200)], engine._clock.now_s())
     for _ in range(12):
         step(engine)
-    assert scheduler._policy.length == 7
-    shadow = scheduler._shadow.policy._lengths
+    assert scheduler.policies.policy.length == 7
+    shadow = scheduler.policies.shadow.policy._lengths
     for kept in (7, 0):
-        before = scheduler._policy
-        scheduler._planner.budget = None  # whatever asks for the next plan fails
+        before = scheduler.policies.policy
+        scheduler.planner.budget = None  # whatever asks for the next plan fails
         with bounded.within("another planner"):
-            while scheduler._planner is None or scheduler._policy is before:
+            while scheduler.planner is None or scheduler.policies.policy is before:
                 step(engine, 0.5)
-        assert scheduler._policy.length == kept
-        assert (scheduler._shadow.policy._lengths is shadow) == (kept > 0)
-    assert scheduler._dropped is None
+        assert scheduler.policies.policy.length == kept
+        assert (scheduler.policies.shadow.policy._lengths is shadow) == (kept > 0)
+    assert scheduler.policies._dropped is None
 
 
 def served(engine: Any, request_of: RequestOf, set_by_s: tuple[float, ...]) -> list[dict[str, int]]:
@@ -252,7 +253,7 @@ def test_who_ageing_admitted_is_not_paused_either_while_adapters_are_short(build
         engine._add([request_of(name, output_tokens=60)], engine._clock.now_s())
     engine._clock.advance_to(engine._clock.now_s() + 1.0)
     step(engine)
-    assert not scheduler._planner.table.rows.preemptable[[0, 1]].any()
+    assert not scheduler.planner.table.rows.preemptable[[0, 1]].any()
     engine._add([request_of("c", output_tokens=60)], engine._clock.now_s())
     for _ in range(10):
         assert set(step(engine).num_scheduled_tokens) == {"a", "b"}

@@ -71,7 +71,7 @@ def test_without_a_profile_the_steps_are_learnt_and_their_ends_foreseen() -> Non
     true = load_profile(ENGINE)
     engine = VirtualEngine(SETTINGS, true, {"sloserve": {"policy": "edf"}})
     watching = Watching()
-    engine.scheduler._use(watching, None, "edf")
+    engine.scheduler.policies.use(watching, None, "edf")
     loads: list[StepLoad] = []
     busy: list[float] = []
 

@@ -315,6 +315,6 @@ def test_the_drafts_of_a_request_are_those_that_vllm_has_for_its_next_step(
     engine._add([request_of(name, prompt_tokens=9, output_tokens=50) for name in "abc"], engine._clock.now_s())
     for name, tokens in (("a", []), ("b", [7, 7]), ("c", [-1, -1, -1])):
         scheduler.requests[name].spec_token_ids = tokens
-    planner = scheduler._planner
+    planner = scheduler.planner
     slots = np.array([planner.table.slot_of[name] for name in "cab"])
     assert planner.port.drafts_ready(slots, planner.table).tolist() == [3, 0, 2]

@@ -67,7 +67,7 @@ def test_planning_delays_a_step_only_beyond_the_one_in_flight(
 ) -> None:
     """A plan of 3 ms hides behind steps of 8 ms, but for the first; one of 20 ms is what a token then takes."""
     engine = build("edf", plan_cost_us=plan_us)
-    engine.scheduler._planner.budget.allows = lambda now_s: True
+    engine.scheduler.planner.budget.allows = lambda now_s: True
     log = engine.run([request_of("a", 2.0, 20, 4)])
     steps = [prefill_s((20, 0)), decode_s(21), decode_s(22), decode_s(23)]
     if period_s:
