@@ -12,8 +12,9 @@ from sloserve.core.finished import Latency
 from sloserve.core.predicted import LEVELS, PREDICTED
 from sloserve.core.slo import SLO
 from sloserve.estimator.step_time.running_fit import RunningMean
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.ticket import Ticket
 
 Quantiles = list[list[float]]
 """Seconds by figure of ``PREDICTED`` and level of ``LEVELS``; not a number for what is not predicted."""

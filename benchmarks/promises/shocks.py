@@ -24,8 +24,9 @@ from sloserve.estimator.planning_cost import planning_costs
 from sloserve.estimator.step_time.noise import StepNoise
 from sloserve.estimator.step_time.profile import Profile
 from sloserve.lso.plan import EngineFacts, Plan, Snapshot
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest, Forecast
+from sloserve.scheduler.admission.ticket import Ticket
 from sloserve.scheduler.policy import Policy
 from sloserve.scheduler.registry import make_policy, parse_policy
 from sloserve.sim.model.engine import ModelEngine

@@ -14,8 +14,9 @@ from sloserve.core.promises import Promised
 from sloserve.core.request import WorkloadRequest
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.length.at_admission import LengthAtAdmission
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.ticket import Ticket
 
 
 class VirtualFrontEnd:

@@ -16,8 +16,9 @@ from sloserve.fleet.gateway.model_choice import ModelChoice
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.passing import PassedResponse
 from sloserve.fleet.gateway.traffic_log import LoggedRequest
-from sloserve.scheduler.admission.admission import Admission, Ticket, Together
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.ticket import Ticket, Together
 from sloserve.wire.headers import PROMISED
 from sloserve.wire.progress import RequestProgress, place_at_admission, place_header
 from sloserve.wire.rate_limits import RequestUse

@@ -13,8 +13,8 @@ when to retry, if a retry helps. The rules are, in order:
 - a class at its cap is full. Places count that are kept for clients that were refused before and asked to retry about
   now (:mod:`sloserve.scheduler.admission.kept_places`): a client that has waited comes before one that has not.
 
-A list of prompts is several requests that begin at once (:class:`Together`): all of them are admitted or none. If no
-other request of the class waits, and no place is kept, a list is admitted however long it is, as one request is.
+A list of prompts is several requests that begin at once (``Together``): all of them are admitted or none. If no other
+request of the class waits, and no place is kept, a list is admitted however long it is, as one request is.
 
 Where several processes admit requests to one engine, a cap holds for all of them together: a place is booked first and
 counted then, and given back if the class is full. So they never pass a cap together; two requests that ask for the last
@@ -32,24 +32,18 @@ requests in flight, and by the tenants of the table. The module is deterministic
 clock that is never set. It must be used from one thread alone.
 """
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sloserve.core.errors import ConfigError, PromiseRefused, QueueFull, SLOUnattainable
-from sloserve.core.finished import TOLERANCE_S, Latency
 from sloserve.core.predicted import Quantiles
-from sloserve.core.promises import Promised
-from sloserve.core.slo import DUE_NOW_S, SLO, Targets
 from sloserve.core.tenants import TenantTable
-from sloserve.scheduler.admission.prediction import ArrivingRequest, Figure, Forecast, Predictor
+from sloserve.scheduler.admission.prediction import ArrivingRequest, Forecast, Predictor
 from sloserve.scheduler.admission.promising import OpenUse, Promising
 from sloserve.scheduler.admission.queue_view import Backlog, Elsewhere, Queue, WaitingPlace
+from sloserve.scheduler.admission.refusals import check_likely, check_possible, check_promise_allowed
+from sloserve.scheduler.admission.ticket import Ticket, Together
 from sloserve.scheduler.admission.urgency import Urgency
-
-UNCALIBRATED = 0.5
-"""Calibration before any prediction was judged: a request must miss a target twofold to count."""
 
 
 class StillWaiting(NamedTuple):
@@ -145,8 +139,8 @@ class Admission:
         forecast: Forecast,
         request: Any,
         now_s: float,
-        together: "Together | None" = None,
-    ) -> "Ticket":
+        together: Together | None = None,
+    ) -> Ticket:
         """Book a request as waiting.
 
         Args:
@@ -189,7 +183,7 @@ class Admission:
         """
         others = self._backlog.all_waiting - 1 - self._promising.waiting
         try:
-            _check_allowed(self._promises, new.slo)
+            check_promise_allowed(self._promises, new.slo)
             if new.slo.promise is not None and new.slo.promise.given_after_s is not None:
                 self._promising.take_over(use, new, forecast, max(others, 0), new.slo.promise.given_after_s)
             else:
@@ -213,16 +207,16 @@ class Admission:
         queue: Queue,
         request: Any,
         now_s: float,
-        together: "Together",
+        together: Together,
     ) -> WaitingPlace:
         """Return the place of a request that is let in. Raises: SLOUnattainable, QueueFull."""
         name = new.slo.slo_class.name
         waits_for_others = forecast.ahead > 0 and not (together.tickets and together.found_none_waiting)
         if self._min_chance is not None and new.slo.targets:
             try:
-                self._refuse_impossible(new, now_s)
+                check_possible(new, self._predictor.floors, now_s)
                 if waits_for_others:
-                    self._refuse_unlikely(new, forecast, queue, self._min_chance, now_s)
+                    check_likely(new, forecast, queue, self._min_chance, now_s)
             except SLOUnattainable:  # whatever its chance, a client that came for a place does not need it
                 if new.key is not None and queue.has_kept_places():
                     queue.came(new.key(), now_s)
@@ -307,41 +301,7 @@ class Admission:
         """
         return self._backlog.sweep_all(now_s)
 
-    def _refuse_impossible(self, new: ArrivingRequest, now_s: float) -> None:
-        targets, floors = new.slo.targets, self._predictor.floors
-        ttft_s = None if new.prompt_tokens is None else floors.ttft_s(new.prompt_tokens, now_s)
-        tpot_s = floors.tpot_s(now_s)
-        for name, target_s, least_s in _least(targets, new.output_tokens, ttft_s, tpot_s):
-            if least_s > target_s + TOLERANCE_S:
-                raise SLOUnattainable(
-                    f"{name} target of {_ms(target_s)} ms: at best this takes {_ms(least_s)} ms here, even if no "
-                    f"other request is served; ask for at least that",
-                    None,
-                    new.slo.slo_class.name,
-                )
-
-    def _refuse_unlikely(
-        self, new: ArrivingRequest, forecast: Forecast, queue: Queue, min_chance: float, now_s: float
-    ) -> None:
-        class_name, targets = new.slo.slo_class.name, new.slo.targets
-        # Of a figure that is not known yet, the TTFT is the least that it takes.
-        for name, target_s, figure in (
-            ("ttft", targets.ttft_s, forecast.ttft),
-            ("e2e", targets.e2e_s, forecast.e2e or forecast.ttft),
-        ):
-            if target_s is None or figure is None or (name == "ttft" and target_s <= DUE_NOW_S):
-                continue
-            factor = figure.factor(min_chance) or UNCALIBRATED
-            if factor * figure.prediction.predicted <= target_s:
-                continue
-            retry_after_s = None
-            if factor * figure.unqueued_s <= target_s:
-                retry_after_s = queue.reserve_place(now_s, figure.prediction.predicted - target_s / factor)
-            raise SLOUnattainable(
-                _unlikely(name, target_s, factor, figure, forecast, retry_after_s), retry_after_s, class_name
-            )
-
-    def still_waiting(self, ticket: "Ticket", now_s: float) -> StillWaiting | None:
+    def still_waiting(self, ticket: Ticket, now_s: float) -> StillWaiting | None:
         """Return the place of an admitted request and the rest of its wait; ``None`` once its first token is out."""
         new, place = ticket.new, ticket.place
         self._backlog.sweep(new.slo.slo_class.name, now_s)
@@ -351,182 +311,3 @@ class Admission:
         interval_s = place.interval_s(now_s)
         remaining = self._predictor.remaining_ttft(new, place.urgency, position.in_lane, interval_s, now_s)
         return StillWaiting(position.in_queue, remaining)
-
-
-def _check_allowed(promises: str, slo: SLO) -> None:
-    """Raise PromiseRefused unless promises such as the request's may be given at all."""
-    name = slo.slo_class.name
-    if promises == "policy":
-        raise PromiseRefused(
-            "the policy of this server serves requests in order of arrival and keeps no promise; ask without "
-            "x-slo-promise, or send x-slo-promise-fallback: 1",
-            "policy",
-            name,
-        )
-    of_class = 0.0 if slo.slo_class.promise is None else slo.slo_class.promise.level
-    if promises == "off" or (promises == "classes" and slo.promise is not None and slo.promise.level > of_class):
-        raise PromiseRefused(
-            f"this server gives requests of class {name!r} no such promise; ask without x-slo-promise, or send "
-            "x-slo-promise-fallback: 1",
-            "off",
-            name,
-        )
-
-
-def _least(
-    targets: Targets, output_tokens: int | None, ttft_s: float | None, tpot_s: float | None
-) -> Iterator[tuple[str, float, float]]:
-    """Yield (name, target_s, least_s) of each target that can be judged; least_s is the least time it can take."""
-    # What is due already is not refused for that: it asks to be served soon, not for a latency.
-    if targets.ttft_s is not None and targets.ttft_s > DUE_NOW_S and ttft_s is not None:
-        yield "ttft", targets.ttft_s, ttft_s
-    if targets.e2e_s is not None and ttft_s is not None:
-        # A length that is not stated may be a single token.
-        decode_s = 0.0 if tpot_s is None or output_tokens is None else (output_tokens - 1) * tpot_s
-        yield "e2e", targets.e2e_s, ttft_s + decode_s
-    if output_tokens != 1 and tpot_s is not None:
-        if targets.tpot_s is not None:
-            yield "tpot", targets.tpot_s, tpot_s
-        if targets.tds is not None:
-            yield "tds", 1.0 / targets.tds, tpot_s
-
-
-def _unlikely(
-    name: str, target_s: float, factor: float, figure: Figure, forecast: Forecast, retry_after_s: int | None
-) -> str:
-    remedy = "ask for more" if retry_after_s is None else f"retry in {retry_after_s} s or ask for more"
-    return (
-        f"{name} target of {_ms(target_s)} ms: {_ms(factor * figure.prediction.predicted)} ms or more is predicted "
-        f"with {forecast.ahead} requests of its class ahead; {remedy}"
-    )
-
-
-class Ticket:
-    """One admitted request, from which the predictor learns.
-
-    Every event counts once, so that ``ended`` may be called at the end of every request.
-
-    Attributes:
-        why_no_promise: Why it is served without the promise that it asks for; ``None`` if it has it, or asks for none.
-    """
-
-    __slots__ = (
-        "new",
-        "forecast",
-        "place",
-        "why_no_promise",
-        "_predictor",
-        "_promising",
-        "_use",
-        "_judged",
-        "_is_typical",
-    )
-
-    def __init__(
-        self,
-        new: ArrivingRequest,
-        forecast: Forecast,
-        place: WaitingPlace,
-        predictor: Predictor,
-        promising: Promising,
-        use: OpenUse | None,
-        why_no_promise: str | None,
-    ) -> None:
-        self.new = new
-        self.forecast = forecast
-        self.place = place
-        self.why_no_promise = why_no_promise
-        self._predictor, self._promising, self._use = predictor, promising, use
-        self._judged = False
-        self._is_typical = True
-        if use is not None:
-            place.on_start = functools.partial(promising.begins, use)
-
-    @property
-    def promised(self) -> Promised | None:
-        """The promise that was given; ``None`` for none."""
-        return None if self._use is None else self._use.promised
-
-    def started(self, now_s: float) -> None:
-        """Record that the first token leaves now."""
-        self.place.started(now_s)
-        self._judge(max(now_s - self.new.arrival_s, 0.0), now_s)
-
-    def is_not_alone(self) -> None:
-        """Note that others began with it, so that its TTFT is not the TTFT of an idle engine."""
-        self.forecast = replace(self.forecast, alone=False)
-
-    def holds(self) -> None:
-        """Note that it is complete, unless it goes on: its e2e latency has stopped growing."""
-        if self.forecast.e2e is not None:
-            self.forecast.e2e.prediction.over = True
-        if self._use is not None:
-            self._promising.holds(self._use)
-
-    def goes_on(self, ttft_s: float | None, now_s: float) -> None:
-        """Note that the request makes a further call of the engine.
-
-        Its TTFT counts, if its first token is out after ``ttft_s``. How long it takes, and how many tokens it has, says
-        nothing of requests of one call, which alone are predicted.
-        """
-        self._is_typical = False
-        if ttft_s is not None:
-            self.place.started(now_s)
-            self._judge(ttft_s, now_s)
-        self._predictor.gave_up(self.forecast)
-        if self._use is not None:
-            self._promising.ended(self._use, None, now_s)
-
-    def ended(self, latency: Latency | None, output_tokens: int, now_s: float) -> None:
-        """Record that the request has ended.
-
-        Args:
-            latency: Latency of the request; ``None`` unless it was completed with at least one token.
-            output_tokens: Tokens of its output.
-            now_s: The present time, in seconds.
-        """
-        if latency is None:
-            self.place.left(now_s)
-            self._predictor.gave_up(self.forecast)
-        else:
-            self.place.started(now_s)
-            if self._is_typical:
-                self._judge(latency.ttft_s, now_s)
-                self._predictor.completed(self.new, self.forecast, latency, output_tokens, now_s)
-        if self._use is not None:
-            self._promising.ended(self._use, latency if self._is_typical else None, now_s)
-
-    def _judge(self, ttft_s: float, now_s: float) -> None:
-        if not self._judged:
-            self._judged = True
-            if self._use is not None:
-                self._promising.started(self._use, ttft_s, now_s)
-            self._predictor.started(self.new, self.forecast, ttft_s, now_s)
-
-
-@dataclass(slots=True)
-class Together:
-    """The requests of one HTTP request that begin at once, as a list of prompts does: all are admitted or none.
-
-    Args:
-        tickets: Tickets of the requests admitted so far.
-        found_none_waiting: Whether no other request of the class waited when the first of them came, and no place was
-            kept for one.
-        is_decided: Whether the HTTP request is being served, so that its further requests are admitted.
-        is_let_in: Whether they are admitted whatever waits, as calls of a task of which a call was admitted before.
-    """
-
-    tickets: list[Ticket] = field(default_factory=list)
-    found_none_waiting: bool = False
-    is_decided: bool = False
-    is_let_in: bool = False
-
-    def add(self, ticket: Ticket) -> None:
-        """Add one that was admitted."""
-        if len(self.tickets) == 1:
-            self.tickets[0].is_not_alone()
-        self.tickets.append(ticket)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f}" if seconds >= 0.01 else f"{seconds * 1e3:.2g}"

@@ -27,8 +27,8 @@ from sloserve.core.served import Interruptions, ServedRequest
 from sloserve.core.slo import SLO, is_late
 from sloserve.core.tasks import TaskCall
 from sloserve.engine.metrics.gen_ai_metrics import GENERATE_CONTENT
-from sloserve.scheduler.admission.admission import Ticket, Together
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.ticket import Ticket, Together
 from sloserve.vllm_plugin.server.call_figures import CallFigures, RequestFigures, Span, spans_in_engine
 
 entering: ContextVar["EngineCall | None"] = ContextVar("sloserve_entering", default=None)

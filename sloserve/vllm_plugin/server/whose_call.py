@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from sloserve.core.served import ServedRequest
-from sloserve.scheduler.admission.admission import Together
+from sloserve.scheduler.admission.ticket import Together
 from sloserve.vllm_plugin.server.observe import Observed
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.progress import RequestProgress

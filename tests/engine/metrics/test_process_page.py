@@ -20,8 +20,9 @@ from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.metrics import page_folder
 from sloserve.engine.metrics.collectors import FrontEndMetrics, TenantLabels
 from sloserve.engine.metrics.process_page import LATENCIES, REFRESH_S, Board, Boards
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.ticket import Ticket
 
 NAMES = DEFAULT_CLASSES.names
 GAUGES = (

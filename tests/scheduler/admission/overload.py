@@ -10,9 +10,10 @@ import numpy as np
 
 from sloserve.core.errors import QueueFull
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.admission.queue_view import MAX_RETRY_AFTER_S
+from sloserve.scheduler.admission.ticket import Ticket
 
 SLOTS: Final = 8
 """Requests that run at once, for a second each in the mean: as many a second as the engine completes."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sloserve.core.errors import ConfigError, QueueFull
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.admission.queue_view import (
     DEFAULT_RETRY_AFTER_S,
@@ -17,6 +17,7 @@ from sloserve.scheduler.admission.queue_view import (
     SWEEP_INTERVAL_S,
     WaitingPlace,
 )
+from sloserve.scheduler.admission.ticket import Ticket
 
 T0 = 1_700_000_000.0
 

@@ -6,9 +6,10 @@ import pytest
 
 from sloserve.core.errors import QueueFull, SLOUnattainable
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.kept_places import GRACE_S, MOST_OF_KEY, KeptPlaces
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.ticket import Ticket
 from tests.scheduler.admission.overload import CAP, SLOTS, T0, Overload
 
 

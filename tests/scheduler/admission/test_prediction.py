@@ -14,8 +14,9 @@ from sloserve.core.finished import Latency
 from sloserve.core.predicted import Predicted, Quantiles, worst
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.estimator.length.empirical import EmpiricalLength
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.ticket import Ticket
 from sloserve.scheduler.admission.urgency import Urgency
 
 T0 = 1_700_000_000.0

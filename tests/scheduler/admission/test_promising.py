@@ -10,8 +10,9 @@ from sloserve.core.errors import PromiseRefused
 from sloserve.core.finished import Latency
 from sloserve.core.promises import PromiseWish
 from sloserve.core.slo import SLO, ClassTable, SLOClass, Targets
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.ticket import Ticket
 
 T0 = 1_700_000_000.0
 CLASSES = ClassTable({"chat": SLOClass("chat", 0)}, "chat")

@@ -13,8 +13,9 @@ from sloserve.core.finished import Latency
 from sloserve.core.predicted import LEVELS
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.core.tenants import TenantTable
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.ticket import Ticket
 
 T0 = 1_000.0
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from sloserve.core.errors import QueueFull
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.core.tenants import TenantTable
-from sloserve.scheduler.admission.admission import Admission, Ticket, Together
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.ticket import Ticket, Together
 
 T0 = 1_700_000_000.0
 

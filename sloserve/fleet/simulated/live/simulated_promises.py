@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from sloserve.core.promises import Promised
 from sloserve.core.runlog import latency_of
 from sloserve.fleet.simulated.dispatcher import WaitingRequest
-from sloserve.scheduler.admission.admission import Admission, Ticket
+from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
+from sloserve.scheduler.admission.ticket import Ticket
 
 
 class SimulatedPromises:
