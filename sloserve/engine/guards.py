@@ -262,9 +262,9 @@ def guarded(
     if plan.preempt.size and plan.waiting is not None and snapshot.engine.encoder_tokens is not None:
         table.note_items(plan.waiting[:1])
     plan = keep_idle_victims(plan, snapshot)
-    plan = keep_prompts_whole(spare_decodes(plan, snapshot, table.protected_running()), snapshot)
-    if max_loras is not None and table.is_short_of_loras and (snapshot.has_levels or snapshot.turns.aged.size):
-        plan = with_adapter_turn(plan, snapshot, table.lora_of, max_loras)
+    plan = keep_prompts_whole(spare_decodes(plan, snapshot, table.marks.protected_running()), snapshot)
+    if max_loras is not None and table.marks.is_short_of_loras and (snapshot.has_levels or snapshot.turns.aged.size):
+        plan = with_adapter_turn(plan, snapshot, table.marks.lora_of, max_loras)
     if plan is Plan.IDENTITY:
         return plan
     return ensure_progress(drop_forbidden(plan, snapshot, may_pause=may_pause, may_preempt=may_preempt), snapshot)

@@ -254,7 +254,7 @@ class Planner:
         if slots.size and self.ageing.period is not None:
             aged = self.ageing.admitted(slots, self.aged)
             if aged.size:
-                self.table.protect(aged)
+                self.table.marks.protect(aged)
                 self.aged = self.aged[~np.isin(self.aged, aged)]
         if self.shadow is not None:
             self.shadow.rate.observe(slots.size, monotonic_s)
@@ -281,7 +281,7 @@ class Planner:
 
         The result has the tokens that this step may compute. The engine is not changed.
         """
-        self.table.guard_loras(self.port.max_loras)
+        self.table.marks.guard_loras(self.port.max_loras, self.table.slot_of.values())
         step = self._planned(now_s, monotonic_s)
         if self._cost is not None:
             running = self.table.num_running
@@ -342,8 +342,8 @@ class Planner:
     def _is_idle(self, engine: EngineFacts, monotonic_s: float) -> bool:
         if self.shadow is not None and self.shadow.is_due(monotonic_s):
             return False
-        if self.table.protected_running().size:  # decodes are spared their prompts: the guards make a plan of IDENTITY
-            return False
+        if self.table.marks.protected_running().size:
+            return False  # decodes are spared their prompts: the guards make a plan of IDENTITY
         self.table.unblock()
         return self.policy.is_idle(self.table.num_waiting, self.table.num_running, engine)
 
@@ -365,7 +365,7 @@ class Planner:
         Returns: the requests that it pauses, in the plan's order.
         """
         paused: list[EngineRequest] = []
-        if step.plan is not Plan.IDENTITY or self.table.has_protected:
+        if step.plan is not Plan.IDENTITY or self.table.marks.has_protected:
             paused = self.port.apply_plan(step.plan, self.table, limits)
         if step.drafts is not None:
             self._counters["drafts_left_out"] += self.port.trim_drafts(step.drafts.slots, step.drafts.most, self.table)
@@ -401,7 +401,9 @@ class Planner:
             snapshot = replace(snapshot, standing=self._shares.standing(rows))
             if not snapshot.has_levels and not self.policy.needs:
                 return snapshot  # the order of arrival overtakes no request, so that none ages
-        turns = self.ageing.turns(snapshot.rows, snapshot.waiting, now_s, snapshot.running, table.protected_running())
+        turns = self.ageing.turns(
+            snapshot.rows, snapshot.waiting, now_s, snapshot.running, table.marks.protected_running()
+        )
         return replace(snapshot, turns=turns) if turns.aged.size else snapshot
 
     def _checked(self, snapshot: Snapshot, now_s: float) -> Plan | None:

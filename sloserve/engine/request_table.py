@@ -11,9 +11,9 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.kernels.requests import slots_in_order
 from sloserve.core.rows import READ_COLUMNS, Rows, State
 from sloserve.core.stated import StatedSLO
-from sloserve.engine.adapters_in_use import AdaptersInUse
 from sloserve.engine.kept_elsewhere import KeptElsewhere
 from sloserve.engine.port import EngineRequest, RequestReader
+from sloserve.engine.preemption_marks import PreemptionMarks
 from sloserve.engine.step_counts import CHECKS, StepCounts, check_columns
 from sloserve.lso.preemption import Holding
 from sloserve.scheduler.policy import NO_SLOTS, EngineFacts, Snapshot
@@ -52,15 +52,12 @@ class RequestTable:
         # Admitted, with prefill tokens that no step has been given so far as is known.
         self._computing: set[int] = set()
         self._elsewhere = KeptElsewhere(self.rows, reader, self.request_at)
-        self._adapters = AdaptersInUse()
-        # Two reasons not to touch a request, kept apart: where the one ends, the other still holds.
-        self._protected: set[int] = set()
-        self._loras_short = False
+        self.marks = PreemptionMarks(self.rows, reader, self.request_at)
         self._num_promised = 0
 
     def add(self, request: EngineRequest, stated: StatedSLO) -> int | None:
         """Add a row for a newly queued request; return its slot, or ``None`` for a request that is not ours to plan."""
-        self._adapters.add(request.request_id, self._reader.lora_id(request))
+        self.marks.arrived(request)
         if not self._reader.is_plannable(request):
             return None
         slot = self.rows.add(**self._reader.static_columns(request, stated))
@@ -72,7 +69,7 @@ class RequestTable:
             self.rows.state[slot] = State.BLOCKED
             self._blocked[slot] = request
         self._elsewhere.note(slot, request)
-        self._mark(slot)
+        self.marks.mark(slot)
         return slot
 
     def add_live(self, request: EngineRequest, stated: StatedSLO, now_s: float) -> int | None:
@@ -309,8 +306,8 @@ class RequestTable:
 
     def drop(self, request: EngineRequest) -> None:
         """Forget a request, with a row or without."""
-        self._adapters.drop(request.request_id)
         slot = self.slot_of.pop(request.request_id, None)
+        self.marks.dropped(request.request_id, slot)
         if slot is None:
             return
         self._counts.left(request.request_id, None)
@@ -321,55 +318,7 @@ class RequestTable:
         self._unanswered.discard(slot)
         self._computing.discard(slot)
         self._elsewhere.dropped(slot)
-        self._protected.discard(slot)
         self.rows.free(slot)
-
-    def protect(self, slots: IntArray) -> None:
-        """Forbid all further plans to preempt or pause these requests."""
-        self._protected.update(slots.tolist())
-        self.rows.preemptable[slots] = self.rows.pausable[slots] = False
-
-    @property
-    def has_protected(self) -> bool:
-        return bool(self._protected)
-
-    def protected_running(self) -> IntArray:
-        """Return the slots of the protected requests that run, oldest first."""
-        if not self._protected:
-            return NO_SLOTS
-        slots = np.array(list(self._protected), np.int64)
-        slots = slots[self.rows.state[slots] == _RUNNING]
-        oldest_first: IntArray = slots[np.argsort(self.rows.seq[slots])]
-        return oldest_first
-
-    def guard_loras(self, max_loras: int | None) -> None:
-        """Forbid preempting or pausing requests with a LoRA adapter while more adapters are in use than fit.
-
-        Call it at each step. An adapter is in use if a waiting or running request or a session names it. vLLM counts a
-        running request's adapter only when it schedules the request. Another adapter could therefore take the place of
-        a paused request's, both would run in the next step, and the engine would crash. vLLM may also skip a preempted
-        request.
-        """
-        short = max_loras is not None and len(self._adapters) > max_loras
-        if short != self._loras_short:
-            self._loras_short = short
-            for slot in self.slot_of.values():
-                self._mark(slot)
-
-    @property
-    def is_short_of_loras(self) -> bool:
-        """Whether more LoRA adapters are in use than fit, by the last :meth:`guard_loras`."""
-        return self._loras_short
-
-    def lora_of(self, slot: int) -> int | None:
-        """Return the LoRA adapter of the request in ``slot``; ``None`` for the model itself."""
-        return self._adapters.of(self.request_at[slot].request_id)
-
-    def _mark(self, slot: int) -> None:
-        """Set whether a plan may preempt or pause the request in ``slot``: yes, unless a reason forbids it."""
-        request = self.request_at[slot]
-        held = slot in self._protected or (self._loras_short and self._adapters.of(request.request_id) is not None)
-        self.rows.preemptable[slot] = self.rows.pausable[slot] = not held and self._reader.may_be_skipped(request)
 
     def snapshot(
         self,

@@ -64,7 +64,7 @@ def limit_tokens(
         waiting = _admissible(table, port, min(engine.free_slots + 1, admits + 1, MOST_PROMPTS))
     if engine.encoder_tokens is not None:
         table.note_items(waiting[: min(engine.free_slots, admits, MOST_PROMPTS)])
-    in_turn = np.concatenate((aged, table.protected_running())) if table.has_protected else aged
+    in_turn = np.concatenate((aged, table.marks.protected_running())) if table.marks.has_protected else aged
     tokens = budget.tokens(table.rows, served, waiting, in_turn, engine, now_s, admits=admits)
     if tokens is None:
         return step

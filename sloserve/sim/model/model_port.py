@@ -193,7 +193,7 @@ class ModelPort:
         running = self._in_front(scheduler.running, plan.running, table)
         waiting = self._in_front(scheduler.waiting, plan.waiting, table)
         # This is done at each step, since admitted requests come last, where victims are taken from.
-        running = self._in_front(running, table.protected_running(), table)
+        running = self._in_front(running, table.marks.protected_running(), table)
         scheduler.running, scheduler.waiting = running, waiting
         scheduler.limits = self._narrowed(limits, plan, table.num_running)
         scheduler.paused = np.array([request.index for request in paused], np.int64)

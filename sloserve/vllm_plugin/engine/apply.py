@@ -184,7 +184,7 @@ def apply_plan(scheduler: Any, plan: Plan, table: RequestTable, limits: StockLim
     running = _in_front(running, plan.running, table, all_tracked)
     waiting = _in_front(waiting, plan.waiting, table, all_tracked, by_arrival=True)
     # At each step, since vLLM appends the requests that it admits and takes its victims from the end.
-    protected = table.protected_running()
+    protected = table.marks.protected_running()
     running = _in_front(running, protected, table, all_tracked)
     if not all_tracked and running is not queues[0]:
         running = _decodes_first(running, table, protected.size)

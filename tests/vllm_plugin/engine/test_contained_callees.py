@@ -55,6 +55,7 @@ OWNERS = (
     "sloserve.scheduler.edf:EDF", "sloserve.scheduler.policy:Policy",
     "sloserve.engine.guards:PlanBudget", "sloserve.engine.guards:Ageing",
     "sloserve.engine.kept_elsewhere:KeptElsewhere", "sloserve.engine.adapters_in_use:AdaptersInUse",
+    "sloserve.engine.preemption_marks:PreemptionMarks",
     "sloserve.engine.step_limits", "sloserve.vllm_plugin.engine.observers:Observers",
     "sloserve.engine.guards", "sloserve.engine.held_plan:HeldPlan", "sloserve.engine.swap.store:SwapStore",
     "sloserve.engine.swap.control:SwapControl", "sloserve.engine.swap.control:TurnWaits",

@@ -130,7 +130,7 @@ def adapter(number: int) -> Any:
 
 def touchable(table: Any, slots: list[int]) -> list[tuple[bool, bool]]:
     """(preemptable, pausable) of each, once the guard has run."""
-    table.guard_loras(max_loras=1)
+    table.marks.guard_loras(1, table.slot_of.values())
     return [(bool(table.rows.preemptable[slot]), bool(table.rows.pausable[slot])) for slot in slots]
 
 
@@ -162,15 +162,15 @@ def test_protection_outlives_the_want_of_adapters_and_ends_with_the_request() ->
     table = make_table()
     requests = [make_request(f"r{n}", lora_request=adapter(n)) for n in (1, 2)]
     slots = [add(table, r) for r in requests]
-    table.protect(np.array(slots[:1]))
+    table.marks.protect(np.array(slots[:1]))
     # Protected before the guard.
     assert touchable(table, slots) == [(False, False), (False, False)]
     table.drop(requests[1])
     assert touchable(table, slots[:1]) == [(False, False)]
     other = make_request("r3", lora_request=adapter(3))
     slots[1] = add(table, other)
-    table.guard_loras(max_loras=1)
-    table.protect(np.array(slots[1:]))  # protected under the guard
+    table.marks.guard_loras(1, table.slot_of.values())
+    table.marks.protect(np.array(slots[1:]))  # protected under the guard
     table.drop(requests[0])
     assert touchable(table, slots[1:]) == [(False, False)]
     table.drop(other)
