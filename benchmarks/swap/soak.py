@@ -59,7 +59,7 @@ def soak(engine: Engine, requests: int, seed: int) -> dict[str, Any]:
         served = harness.serve(engine, wanted, clock, adapters)
     store, counters = engine.scheduler._swapping._connector.store, engine.scheduler.slo_counters
     assert store.free_blocks == store.host_blocks, "host blocks were lost"
-    assert not engine.scheduler._swapping._due_s and not store.loads
+    assert not engine.scheduler._swapping.loads.are_copying() and not store.loads
     assert counters["internal_errors"] == 0
     differ = [name for name, tokens in served.outputs.items() if expected.get(name, tokens) != tokens]
     assert not differ, f"other outputs than stock's: {differ}"

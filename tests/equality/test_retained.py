@@ -117,7 +117,9 @@ def test_a_new_request_with_a_load_that_is_given_up_is_computed(engine: Engine) 
 
     def gives_up() -> None:
         loads = [
-            request_id for request_id in swapping.loads if engine.scheduler.requests[request_id].num_preemptions == 0
+            request_id
+            for request_id in swapping.loads.ids
+            if engine.scheduler.requests[request_id].num_preemptions == 0
         ]
         if loads and len(given_up) < 3:
             given_up.extend(loads)

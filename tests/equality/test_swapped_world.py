@@ -90,7 +90,7 @@ class World(Service):
 
         for request in reversed(self.loading()[:2]):
             self.store.keep_loading(request.request_id)
-            self.swapping._give_up_load(request)
+            self.swapping.loads.give_up(request)
         self.copier.let_go(4)
         self.core.scheduler.set_pause_state(PauseState.PAUSED_ALL)  # so that nobody is admitted
         self.until(lambda: len(self.scheduler.finished_recving_kv_req_ids) == 2)
@@ -111,7 +111,7 @@ class World(Service):
         """Lets the loads go and serves to the end. Returns: tokens by request."""
         self.copier.let_go()
         self.until(lambda: not self.core.has_work())
-        assert self.engine.idle() and not self.store.used_blocks and not self.swapping._due_s
+        assert self.engine.idle() and not self.store.used_blocks and not self.swapping.loads.are_copying()
         pool = self.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
         return self.outputs

@@ -451,10 +451,10 @@ class SLOScheduler(ContainedScheduler):
         if pause_state == PauseState.UNPAUSED:
             self._swapping.unpaused()
         else:
-            self._swapping.paused()
+            self._swapping.loads.paused()
 
     def _growth_blocks(self) -> int:
-        return 0 if self._swapping is None else self._swapping.growth_blocks()
+        return 0 if self._swapping is None else self._swapping.loads.growth_blocks()
 
     # The same for one step: what is decided before it, narrowed for it, and noted after it.
 
@@ -477,7 +477,7 @@ class SLOScheduler(ContainedScheduler):
         self._planning(None, self._apply_step)
         swapping = self._swapping
         if self._others_load:
-            ours = () if swapping is None else swapping.loads
+            ours = () if swapping is None else swapping.loads.ids
             self._booking(None, let_in_loaded, self, ours, self._limits)
         if swapping is not None:
             self._booking(None, swapping.begin_step, self._limits)
@@ -515,8 +515,8 @@ class SLOScheduler(ContainedScheduler):
         if planner is None:
             return
         planner.admitted(output, monotonic_s)
-        if swapping is not None and swapping.begun:
-            planner.loading(swapping.begun, monotonic_s)
+        if swapping is not None and swapping.loads.begun:
+            planner.loading(swapping.loads.begun, monotonic_s)
         if self._others_load:
             planner.loading(kv_loads.fetching(self), monotonic_s)
 

@@ -1,22 +1,14 @@
-"""The part of ``SLOScheduler`` in swapping, beside :class:`SwapConnector`: what to store, and when a load may begin.
+"""The part of ``SLOScheduler`` in swapping, beside :class:`SwapConnector`: what to store, and until when it counts.
 
-vLLM begins loads: it asks the connector about each request when its turn comes, in the order of the plan. A load holds
-blocks, makes no progress, and cannot be preempted. So one begins only where
-
-- a place to run will be there when it ends: requests that load count as running (:attr:`Swapping.promised`);
-- its blocks leave room for what the running requests grow by until then (:meth:`Swapping.growth_blocks`). Where they do
-  not, admission waits, as it does for a prompt that does not fit; where nothing runs, nothing grows, and the first that
-  waits is loaded.
+Loads are another part, see :mod:`~sloserve.vllm_plugin.engine.swap_loads`.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum, auto
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 from vllm.v1.request import Request
 
 from sloserve.core.clock import Clock
@@ -26,29 +18,12 @@ from sloserve.engine.swap.control import SwapControl, first_bytes_per_s
 from sloserve.engine.swap.retained import Ending
 from sloserve.lso.plan import EngineFacts, SwapFacts
 from sloserve.vllm_plugin.engine import compat, kv_loads, prefix_cache
-from sloserve.vllm_plugin.engine.abandoned_loads import AbandonedLoads
 from sloserve.vllm_plugin.engine.apply import StockLimits, preempt
+from sloserve.vllm_plugin.engine.swap_loads import SwapLoads
 from sloserve.vllm_plugin.kv_groups import layout_of
 from sloserve.vllm_plugin.swap.connector import SwapConnector
 from sloserve.vllm_plugin.swap.messages import SwapReport
 from sloserve.vllm_plugin.swap.refusals import check_place
-
-LATE_S: Final = 5.0
-"""Seconds by which a load may be later than the link's clock predicts."""
-
-PAUSE_S: Final = 4.0
-"""Seconds for which an engine that pauses waits for loads; the caller who paused it waits for its response."""
-
-LONGEST_STEP_S: Final = 0.5
-"""Seconds of a step that count at most for a load: a load is not late because the engine stood still."""
-
-
-class _LoadResult(Enum):
-    """What vLLM learns about a load that ended: nothing, what the worker found, or that it failed."""
-
-    NOTHING = auto()
-    AS_FOUND = auto()
-    FAILED = auto()
 
 
 class Parked(NamedTuple):
@@ -89,19 +64,13 @@ class Swapping:
         block_bytes, bytes_per_s = connector.size.block_bytes * ranks, first_bytes_per_s(steps.profile, ranks)
         self._layout = layout_of(scheduler)
         self._control = SwapControl(connector.store, self._layout, block_bytes, swapping, bytes_per_s, steps, clock)
-        self._loads: dict[str, Request] = {}  # from the start of the load until the request runs
-        self._due_s: dict[str, float] = {}  # of loads that run: when each must have ended
-        self._begun: list[Request] = []
-        self._abandoned = AbandonedLoads(scheduler)
+        self.loads = SwapLoads(scheduler, connector, self._control, clock)
         self._ending: tuple[str, Ending] | None = None
         self._closed = self._spares_reset = False
         self.parked = False
-        self._stepping_s, self._stepped_s = 0.0, clock.monotonic_s()  # a clock that stands while no step is made
-        self._pause_ends_s = math.inf
         self._copied = copied
-        self._limits: StockLimits | None = None
         self.alone = len(compat.connectors(scheduler)) == 1
-        connector.attach(self._load_begins, self._reported, lambda: bool(self._due_s))
+        connector.attach(self.loads.begins, self._reported, self.loads.are_copying)
         kv_loads.trust_loads(scheduler, self.alone)
 
     @classmethod
@@ -133,7 +102,7 @@ class Swapping:
 
         vLLM may preempt it for a plan or of its own accord.
         """
-        self._loads.pop(request.request_id, None)
+        self.loads.forget(request.request_id)
         tokens = request.num_computed_tokens
         worth_s, reason = self._worth_s(request, tokens), self._reason_against(request)
         if self.parked:
@@ -193,7 +162,7 @@ class Swapping:
     def _engine(self) -> EngineFacts:
         scheduler, now_s = self._scheduler, self._clock.monotonic_s()
         running = len(scheduler.running)
-        engine = compat.engine_facts(scheduler, self._layout, running, (), self._steps, now_s, self.promised)
+        engine = compat.engine_facts(scheduler, self._layout, running, (), self._steps, now_s, self.loads.promised)
         return replace(engine, swap=self.facts())
 
     def _reason_against(self, request: Request) -> str | None:
@@ -209,80 +178,19 @@ class Swapping:
         """Return the tokens of a request that have their KV kept."""
         return self._connector.store.tokens_of(request.request_id)
 
-    # Loads.
+    # Steps and requests.
 
     def begin_step(self, limits: StockLimits) -> None:
         """Begin the next ``schedule()``, within ``limits``."""
         if self._closed:
             self.reset_ends()
-        self._begun, self._limits = [], limits
-        now_s = self._clock.monotonic_s()
-        self._stepping_s += min(now_s - self._stepped_s, LONGEST_STEP_S)
-        self._stepped_s = now_s
-        self._give_up_late_loads()
-        loading, loaded = self._in_flight()
-        limits.keep_places(loading, loaded)
-
-    def _in_flight(self) -> tuple[int, int]:
-        """Return how many loads run, and how many are over with a request that vLLM admits next."""
-        loading = loaded = 0
-        for request_id, request in list(self._loads.items()):
-            if kv_loads.is_loading(self._scheduler, request):
-                loading += 1
-            elif kv_loads.has_loaded(self._scheduler, request):
-                loaded += 1
-            else:
-                del self._loads[request_id]
-        return loading, loaded
-
-    @property
-    def promised(self) -> int:
-        """Places that requests will take with KV that is being loaded, or has been."""
-        return sum(self._in_flight())
-
-    @property
-    def loads(self) -> Collection[str]:
-        """Ids of the requests with KV that is being loaded, or has been, by this connector."""
-        return self._loads.keys()
-
-    @property
-    def begun(self) -> list[Request]:
-        """Requests with loads that the last ``schedule()`` began."""
-        return self._begun
-
-    def growth_blocks(self) -> int:
-        """Return the blocks to keep free beside a load that begins now: what running requests grow by until it ends."""
-        running = self._scheduler.running
-        computed = np.array([request.num_computed_tokens for request in running], np.int64)
-        return self._control.growth_blocks(computed, self._connector.asked_blocks)
-
-    def _load_begins(self, request: Request, num_blocks: int) -> None:
-        self._abandoned.ended(request.request_id)  # no load of it runs, or its KV would not be offered
-        self._loads[request.request_id] = request
-        self._begun.append(request)
-        if self._limits is not None:
-            self._limits.take_place()
-        self._control.loads(request.request_id, num_blocks)
-        self._due_s[request.request_id] = self._stepping_s + self.facts().in_s + LATE_S
-
-    def _give_up_late_loads(self) -> None:
-        """Give up loads that some worker forgot.
-
-        Such a load must neither hold its request for ever nor keep an engine from pausing.
-        """
-        for request_id, due_s in list(self._due_s.items()):
-            if self._stepping_s > min(due_s, self._pause_ends_s):
-                del self._due_s[request_id]
-                self._connector.store.drop(request_id, "late")
-                request = self._scheduler.requests.get(request_id)
-                if request is not None and request_id not in self._abandoned:
-                    self._give_up_load(request)
+        self.loads.begin_step(limits)
 
     def scheduled(self, output: Any) -> None:
         """Record that a step was scheduled.
 
         Args:
-            output: a ``SchedulerOutput``.
+            output: A ``SchedulerOutput``.
         """
         resumed = output.scheduled_cached_reqs.resumed_req_ids
         if resumed:
@@ -295,36 +203,14 @@ class Swapping:
         self._control.ended(request.request_id, ending[1] if ending is not None and is_same else None)
 
     def before_output(self, output: Any) -> None:
-        """Correct workers' results before vLLM reads them: a load that was given up while it ran counts as failed.
+        """Correct workers' results of loads before vLLM reads them.
 
         Args:
-            output: a ``ModelRunnerOutput``.
+            output: A ``ModelRunnerOutput``.
         """
         if self._closed:
             self.reset_ends()
-        ended = output.kv_connector_output
-        for request_id in sorted(ended.finished_recving or ()) if ended is not None else ():
-            self._due_s.pop(request_id, None)
-            result = self._connector.contained(_LoadResult.FAILED, self._load_ended, request_id, ended)
-            if result is _LoadResult.FAILED and not kv_loads.awaits_load(self._scheduler, request_id):
-                result = _LoadResult.NOTHING
-            if result is _LoadResult.NOTHING:
-                ended.finished_recving.discard(request_id)
-                ended.failed_recving.discard(request_id)
-            elif result is _LoadResult.FAILED:
-                ended.failed_recving = {*ended.failed_recving, request_id}
-
-    def _load_ended(self, request_id: str, ended: Any) -> "_LoadResult":
-        """Note that the load of a request ended; return what is reported of it to vLLM.
-
-        Args:
-            request_id: Id of the request.
-            ended: a ``KVConnectorOutput``.
-        """
-        usable = self._connector.load_ended(request_id, failed=request_id in ended.failed_recving)
-        if self._abandoned.ended(request_id):
-            return _LoadResult.NOTHING
-        return _LoadResult.FAILED if usable is False else _LoadResult.AS_FOUND
+        self.loads.before_output(output)
 
     # What is kept counts for the weights that computed it.
 
@@ -332,21 +218,7 @@ class Swapping:
         """Discard all KV that was computed until now, wherever it is: kept, loading, or loaded and waiting."""
         self._spares_reset = False
         self._connector.store.new_epoch()
-        self._in_flight()
-        for request in reversed(self._loads.values()):  # each goes to the front
-            self._give_up_load(request)
-        self._loads.clear()
-        for request_id in self._due_s:  # and aborted ones, of which vLLM holds back the blocks
-            request = self._scheduler.requests.get(request_id)
-            if request is not None and request_id not in self._abandoned:
-                self._give_up_load(request)
-
-    def _give_up_load(self, request: Request) -> None:
-        """Let a request with KV that is being loaded, or has been, wait again as if just preempted; others stay."""
-        if kv_loads.is_loading(self._scheduler, request) or request.is_finished():
-            self._abandoned.add(request)
-        elif kv_loads.has_loaded(self._scheduler, request):
-            kv_loads.free(self._scheduler, kv_loads.take_back(self._scheduler, request))
+        self.loads.give_up_all()
 
     def reset_begins(self) -> None:
         """Prepare for a reset of vLLM's KV cache, which is possible only while nothing holds a block.
@@ -358,7 +230,7 @@ class Swapping:
             self._spares_reset = False  # all that was parked is in the pool
         else:
             self.weights_changed()
-        self._abandoned.count_free()
+        self.loads.count_free()
 
     def reset_ends(self) -> None:
         """Take back the blocks that loads still write to, and store KV again.
@@ -366,16 +238,12 @@ class Swapping:
         No reset is under way when a step begins or its output comes. So both call this if a reset has not ended, as
         after an end that failed: else its blocks would be given to two requests.
         """
-        self._abandoned.count_taken()
+        self.loads.count_taken()
         self._closed = False
-
-    def paused(self) -> None:
-        """Record that vLLM admits nothing new, and waits until the engine is idle."""
-        self._pause_ends_s = min(self._pause_ends_s, self._stepping_s + PAUSE_S)
 
     def unpaused(self) -> None:
         self.parked = self._spares_reset = False
-        self._pause_ends_s = math.inf
+        self.loads.unpaused()
 
     # Parking.
 
@@ -389,16 +257,15 @@ class Swapping:
         """
         scheduler, store = self._scheduler, self._connector.store
         self.parked, self._spares_reset = True, keep_over_reset
-        self._in_flight()
-        running, waiting = list(scheduler.running), list(self._loads.values())
+        running, waiting = list(scheduler.running), self.loads.waiting()
         before = self._kept()
         for request in reversed(waiting):
             if kv_loads.is_loading(scheduler, request):
                 store.keep_loading(request.request_id)
             else:
                 self._store(request, math.inf)
-            self._give_up_load(request)
-        self._loads.clear()
+            self.loads.give_up(request)
+            self.loads.forget(request.request_id)
         preempt(scheduler, reversed(running))
         return Parked(len(before | {request.request_id for request in running + waiting}), len(self._kept()))
 

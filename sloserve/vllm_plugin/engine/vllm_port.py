@@ -173,7 +173,7 @@ class VllmPort(VllmReader):
 
     @property
     def _promised(self) -> int:
-        return 0 if self._swapping is None else self._swapping.promised
+        return 0 if self._swapping is None else self._swapping.loads.promised
 
     @property
     def free_slots(self) -> int:

@@ -60,6 +60,7 @@ OWNERS = (
     "sloserve.engine.guards", "sloserve.engine.held_plan:HeldPlan", "sloserve.engine.swap.store:SwapStore",
     "sloserve.engine.swap.control:SwapControl", "sloserve.engine.swap.control:TurnWaits",
     "sloserve.engine.swap.link_clock:LinkClock", "sloserve.vllm_plugin.engine.swapping:Swapping",
+    "sloserve.vllm_plugin.engine.swap_loads:SwapLoads",
     "sloserve.vllm_plugin.engine.abandoned_loads:AbandonedLoads", "sloserve.vllm_plugin.swap.connector:SwapConnector",
     "sloserve.engine.step_clock:StepClock", "sloserve.core.clock:SteadyClock",
     "sloserve.vllm_plugin.engine.ledger:EngineStats", "sloserve.engine.stages:Stages",
