@@ -20,8 +20,9 @@ from sloserve.core.predicted import LEVELS, MEDIAN
 from sloserve.estimator.length.empirical import EmpiricalLength
 from sloserve.estimator.length.remaining import KnownRequests
 from sloserve.estimator.step_time.running_fit import RunningLine, RunningMedian
-from sloserve.scheduler.admission.queue_view import Backlog, WaitingPlace
+from sloserve.scheduler.admission.backlog import Backlog
 from sloserve.scheduler.admission.urgency import Urgency
+from sloserve.scheduler.admission.waiting_queue import WaitingPlace
 
 WINDOW, RATE, MIN_SCORES = 128, 0.02, 8
 _MAX_LEVEL, _BEYOND, _MAX_STALE, _MAX_TOKENS = 1.2, 100.0, 64, 2**31

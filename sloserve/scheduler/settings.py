@@ -16,7 +16,8 @@ from sloserve.core.tenants import TenantTable
 from sloserve.estimator.length.at_admission import LengthAtAdmission
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.scheduler.admission.admission import Admission
-from sloserve.scheduler.admission.queue_view import Elsewhere, WaitingPlace
+from sloserve.scheduler.admission.backlog import Elsewhere
+from sloserve.scheduler.admission.waiting_queue import WaitingPlace
 from sloserve.scheduler.class_settings import SECONDS, Classes, Seconds, class_table, no_class
 from sloserve.scheduler.engine_flags import OWN_ORDER, check_chunks, check_order
 from sloserve.scheduler.priority_settings import PriorityTables

@@ -180,7 +180,7 @@ def tenant_windows(boards: Iterable[Board], tenant: str | None) -> list[Stamps]:
 class Boards:
     """The boards of all API processes of this server, as one of them sees them.
 
-    It is also the :class:`~sloserve.scheduler.admission.queue_view.Elsewhere` of its backlog.
+    It is also the :class:`~sloserve.scheduler.admission.backlog.Elsewhere` of its backlog.
     """
 
     def __init__(self, own: Board, clock: Clock, folder: Path | None = None) -> None:

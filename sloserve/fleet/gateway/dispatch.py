@@ -18,13 +18,13 @@ from sloserve.fleet.gateway.model_choice import ModelChoice
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prefixes import names_of
 from sloserve.fleet.gateway.sessions import Home
+from sloserve.scheduler.admission.retry_after import MAX_RETRY_AFTER_S
 from sloserve.wire.headers import TTL
 
 logger = logging.getLogger(__name__)
 
 MOST_LOST: Final = 2
 """Engines that may die with a request before it fails with an error: the request may be what kills them."""
-MAX_RETRY_AFTER_S: Final = 30
 
 
 class Dispatch:

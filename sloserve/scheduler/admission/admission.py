@@ -38,12 +38,13 @@ from typing import Any, NamedTuple
 from sloserve.core.errors import ConfigError, PromiseRefused, QueueFull, SLOUnattainable
 from sloserve.core.predicted import Quantiles
 from sloserve.core.tenants import TenantTable
+from sloserve.scheduler.admission.backlog import Backlog, Elsewhere
 from sloserve.scheduler.admission.prediction import ArrivingRequest, Forecast, Predictor
 from sloserve.scheduler.admission.promising import OpenUse, Promising
-from sloserve.scheduler.admission.queue_view import Backlog, Elsewhere, Queue, WaitingPlace
 from sloserve.scheduler.admission.refusals import check_likely, check_possible, check_promise_allowed
 from sloserve.scheduler.admission.ticket import Ticket, Together
 from sloserve.scheduler.admission.urgency import Urgency
+from sloserve.scheduler.admission.waiting_queue import Queue, WaitingPlace
 
 
 class StillWaiting(NamedTuple):

@@ -39,8 +39,8 @@ from sloserve.estimator.length.remaining import KnownRequests
 from sloserve.estimator.step_time.running_fit import RunningLine
 from sloserve.scheduler.admission.best_observed import Floors
 from sloserve.scheduler.admission.outcomes import ClassOutcomes, LengthKnown
-from sloserve.scheduler.admission.queue_view import QueueAhead
 from sloserve.scheduler.admission.urgency import Urgency
+from sloserve.scheduler.admission.waiting_queue import QueueAhead
 
 _MAX_TOKENS = 2**31
 _LEAST_S = 1e-3

@@ -7,7 +7,7 @@ from sloserve.core.finished import TOLERANCE_S
 from sloserve.core.slo import DUE_NOW_S, SLO, Targets
 from sloserve.scheduler.admission.best_observed import Floors
 from sloserve.scheduler.admission.prediction import ArrivingRequest, Figure, Forecast
-from sloserve.scheduler.admission.queue_view import Queue
+from sloserve.scheduler.admission.waiting_queue import Queue
 
 UNCALIBRATED = 0.5
 """Calibration before any prediction was judged: a request must miss a target twofold to count."""

@@ -7,7 +7,7 @@ from sloserve.core.finished import Latency
 from sloserve.core.promises import Promised
 from sloserve.scheduler.admission.prediction import ArrivingRequest, Forecast, Predictor
 from sloserve.scheduler.admission.promising import OpenUse, Promising
-from sloserve.scheduler.admission.queue_view import WaitingPlace
+from sloserve.scheduler.admission.waiting_queue import WaitingPlace
 
 
 class Ticket:

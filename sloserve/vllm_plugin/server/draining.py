@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sloserve.core.errors import ShuttingDown
-from sloserve.scheduler.admission.queue_view import retry_after_s
+from sloserve.scheduler.admission.retry_after import retry_after_s
 
 logger = logging.getLogger(__name__)
 

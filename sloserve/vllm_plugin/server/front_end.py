@@ -33,7 +33,7 @@ from sloserve.engine.recording.events import BY_VLLM, INVALID, STOPPING
 from sloserve.engine.recording.folder import front_end_stem
 from sloserve.engine.recording.front_end import RecordedFrontEnd
 from sloserve.scheduler.admission.prediction import ArrivingRequest
-from sloserve.scheduler.admission.queue_view import SWEEP_INTERVAL_S, WaitingPlace
+from sloserve.scheduler.admission.waiting_queue import SWEEP_INTERVAL_S, WaitingPlace
 from sloserve.scheduler.settings import PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server import whose_call
 from sloserve.vllm_plugin.server.core_check import CoreCheck

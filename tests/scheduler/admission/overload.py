@@ -12,7 +12,7 @@ from sloserve.core.errors import QueueFull
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
-from sloserve.scheduler.admission.queue_view import MAX_RETRY_AFTER_S
+from sloserve.scheduler.admission.retry_after import MAX_RETRY_AFTER_S
 from sloserve.scheduler.admission.ticket import Ticket
 
 SLOTS: Final = 8

@@ -10,14 +10,9 @@ from sloserve.core.errors import ConfigError, QueueFull
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
-from sloserve.scheduler.admission.queue_view import (
-    DEFAULT_RETRY_AFTER_S,
-    MAX_RETRY_AFTER_S,
-    MIN_RETRY_AFTER_S,
-    SWEEP_INTERVAL_S,
-    WaitingPlace,
-)
+from sloserve.scheduler.admission.retry_after import DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S
 from sloserve.scheduler.admission.ticket import Ticket
+from sloserve.scheduler.admission.waiting_queue import SWEEP_INTERVAL_S, WaitingPlace
 
 T0 = 1_700_000_000.0
 

@@ -73,7 +73,7 @@ def test_places_are_counted_now_and_then_however_many_ask(monkeypatch: pytest.Mo
         counted["all"] += 1
         yield from zip(range(start, start + 10**9), items, strict=False)
 
-    monkeypatch.setattr("sloserve.scheduler.admission.queue_view.enumerate", counting, raising=False)
+    monkeypatch.setattr("sloserve.scheduler.admission.waiting_queue.enumerate", counting, raising=False)
     for number, ticket in enumerate(tickets):
         queue.place(ticket, T0 + number / 3_000)
     assert counted["all"] <= 4
