@@ -41,7 +41,8 @@ from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.live_settings import LiveSettings
 from sloserve.vllm_plugin.server.load_shown import LoadShown
-from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
+from sloserve.vllm_plugin.server.observe import EngineCall, Observed
+from sloserve.vllm_plugin.server.output_states import OutputStates
 from sloserve.vllm_plugin.server.request_tasks import RequestTasks
 from sloserve.vllm_plugin.server.shared_pages import board, task_pages
 from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tenant_of, warn_operator
@@ -89,9 +90,7 @@ class FrontEnd:
         )
         self._lengths = settings.make_lengths()
         self._sweeping = False
-        self._tracing = Tracing.of(engine.output_processor, model)
-        self._states = engine.output_processor.request_states
-        engine.output_processor.add_request = self._noting_outputs(engine.output_processor.add_request)
+        self._states = OutputStates(engine.output_processor, Tracing.of(engine.output_processor, model))
         self._pages = EnginePages()
         self._recorded = RecordedFrontEnd.begin(settings, functools.partial(front_end_stem, rank=rank), clock)
         self._stated = StatedSLOs(settings, self._metrics, self._pages, self.count_invalid)
@@ -246,23 +245,6 @@ class FrontEnd:
             if http is not None:
                 http.rejection = error.to_keep()
             raise stopped(error) from error
-
-    def _noting_outputs(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``OutputProcessor.add_request`` to keep vLLM's figures of a request; with n > 1, of each of its outputs.
-
-        The whole output of such a request comes with the figures of the part that ended last.
-        """
-
-        def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
-            added = stock(request, *args, **kwargs)
-            call, state = entering.get(), self._states.get(request.request_id)
-            if call is not None and state is not None and state.stats is not None:
-                call.figures[request.request_id] = state.stats
-                if self._tracing is not None:
-                    self._tracing.entered(state)
-            return added
-
-        return add_request
 
     def count_stopped(self) -> None:
         """Count a request that is refused while stopping, before its SLO is known; its class counts as ``none``."""
@@ -428,11 +410,7 @@ class FrontEnd:
         self._tasks.known.close()
 
     def _still_waiting(self, place: WaitingPlace) -> bool:
-        engine_request_id = place.request.engine_request_id
-        if engine_request_id is None:
-            return True
-        state = self._states.get(engine_request_id) or self._states.get(f"0_{engine_request_id}")
-        return state is not None and state.is_prefilling
+        return self._states.is_prefilling(place.request)
 
     def is_waiting(self, observed: Observed) -> bool:
         """Return whether a request that was admitted has no token yet, as far as this process can know."""
