@@ -49,7 +49,7 @@ class _Server:
         self.engine, self.requests, self.clock = engine_of(policy, requests // 2), requests, Stopwatch()
         scheduler = self.engine.scheduler
         names = scheduler._settings.classes.names
-        scheduler._ledger.publish_on(PageWriter(names, 0, folder))
+        scheduler._stats.publish_on(PageWriter(names, 0, folder))
         scheduler.show_on(LiveWriter(len(names), 0, folder))
         self._time(scheduler)
         self.pages = [page for _ in range(WATCHERS) for page in find_live_pages(folder)]

@@ -48,12 +48,12 @@ class PlanBudget:
         self._started = self._measure()
 
     def stop(self, now_s: float, *, others_s: float = 0.0, charged_s: float | None = None) -> float:
-        """Book the plan that :meth:`start` began; return what it really cost, in seconds.
+        """Charge the plan that :meth:`start` began to the budget; return what it really cost, in seconds.
 
         Args:
             now_s: The present time of a monotonic clock in seconds.
             others_s: Seconds since then that went to something else.
-            charged_s: Seconds to book in place of the measured ones; a simulator gives them, so that its runs do not
+            charged_s: Seconds to charge in place of the measured ones; a simulator gives them, so that its runs do not
                 depend on the machine.
         """
         cost_s = self._measure() - self._started - others_s

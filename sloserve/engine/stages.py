@@ -1,6 +1,6 @@
 """Stages in which the requests of an engine spend their time: waiting, running, preempted, paused.
 
-A request is in one of them at a time, so the times add up to its latency. Only changes are booked: a request that goes
+A request is in one of them at a time, so the times add up to its latency. Only changes are noted: a request that goes
 on as before costs a step nothing. A change counts from the start of the step that was scheduled with it.
 """
 

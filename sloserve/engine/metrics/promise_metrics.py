@@ -1,4 +1,4 @@
-"""The books of promises: how many were given, kept, broken and refused, and what they cost, by class and by tenant.
+"""Counts of promises: how many were given, kept, broken and refused, and what they cost, by class and by tenant.
 
 A promise is entered when its request ends. What it costs the others is known when it is given; what a broken one costs
 its client is the time beyond its targets.

@@ -47,7 +47,7 @@ class VirtualFrontEnd:
         """
 
     def takes(self, item: WorkloadRequest, now_s: float) -> bool:
-        """Return whether the request is taken in; if so it is booked as waiting."""
+        """Return whether the request is taken in; if so it is counted as waiting."""
         # vLLM answers 400 to a prompt that leaves no room for a single output token, and 503 at its caps.
         if self.max_tokens(item) < 1 or self._at_cap():
             return False

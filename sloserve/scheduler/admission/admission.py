@@ -16,7 +16,7 @@ when to retry, if a retry helps. The rules are, in order:
 A list of prompts is several requests that begin at once (``Together``): all of them are admitted or none. If no other
 request of the class waits, and no place is kept, a list is admitted however long it is, as one request is.
 
-Where several processes admit requests to one engine, a cap holds for all of them together: a place is booked first and
+Where several processes admit requests to one engine, a cap holds for all of them together: a place is taken first and
 counted then, and given back if the class is full. So they never pass a cap together; two requests that ask for the last
 place in the same instant may both be refused. Predictions are each process' own, of its own requests, which have the
 rate of its own queue; a request is known to have found no other waiting only if none waits in any process.
@@ -142,7 +142,7 @@ class Admission:
         now_s: float,
         together: Together | None = None,
     ) -> Ticket:
-        """Book a request as waiting.
+        """Admit a request, which waits from then on.
 
         Args:
             new: What is known of the request.
@@ -292,7 +292,7 @@ class Admission:
         return self._backlog.queue_of(class_name, tenant).reserve_place(now_s)
 
     def waiting(self, class_name: str) -> int:
-        """Return how many requests of the class are booked as waiting in this process."""
+        """Return how many requests of the class are counted as waiting in this process."""
         return self._backlog.waiting(class_name)
 
     def sweep(self, now_s: float) -> bool:

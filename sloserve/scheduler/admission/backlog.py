@@ -98,16 +98,16 @@ class Backlog:
         return any(of_class.waiting for of_class in self._classes.values())
 
     def waiting(self, class_name: str) -> int:
-        """Return how many requests of the class are booked as waiting in this process."""
+        """Return how many requests of the class are counted as waiting in this process."""
         return self._classes[class_name].waiting
 
     def waiting_anywhere(self, class_name: str) -> int:
-        """Return how many requests of the class are booked as waiting in all processes."""
+        """Return how many requests of the class are counted as waiting in all processes."""
         return self._classes[class_name].waiting_anywhere
 
     @property
     def all_waiting(self) -> int:
-        """Number of requests that are booked as waiting in this process, of all classes."""
+        """Number of requests that are counted as waiting in this process, of all classes."""
         return sum(of_class.waiting for of_class in self._classes.values())
 
     @property

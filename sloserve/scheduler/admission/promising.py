@@ -145,7 +145,7 @@ class Promising:
     """Gives promises, and learns from the latencies of the requests that have them."""
 
     def __init__(self, class_names: Iterable[str]) -> None:
-        """Create a book of promises without any.
+        """Create an empty set of promises.
 
         Args:
             class_names: Names of the service classes.

@@ -150,7 +150,7 @@ class Queue:
     _counted_s: float = -math.inf
 
     def enter(self, request: Any, now_s: float, urgency: Urgency = Urgency.TARGETS) -> WaitingPlace:
-        """Book a request as waiting.
+        """Let a request wait.
 
         Args:
             request: An object that ``still_waiting`` finds again in ``place.request``.

@@ -27,10 +27,11 @@ class ContainedScheduler(Scheduler):
     """
 
     _counts = False
-    _booking = _planning = Containment(Counter(), "sloserve failed; vLLM schedules by itself")
-    """Containments of calls that only count, and of calls that planning rests on.
+    _contain = _contain_planning = Containment(Counter(), "sloserve failed; vLLM schedules by itself")
+    """Make a call and contain its exceptions: ``_contain(default, function, *arguments)``.
 
-    After an exception in a call of the latter, planning has to begin again.
+    ``_contain`` is for calls without which serving goes on as it is, ``_contain_planning`` for calls that the planner's
+    rows follow: after an exception in one of these, planning has to begin again.
     """
     _limits: StockLimits
     preempted_since_step: set[str]
@@ -39,65 +40,65 @@ class ContainedScheduler(Scheduler):
     # What vLLM calls.
 
     def shutdown(self) -> None:
-        self._booking(None, self._close_pages)
+        self._contain(None, self._close_pages)
         super().shutdown()
 
     def add_request(self, request: Request) -> None:
-        is_new = self._booking(False, self._before_adding, request)
+        is_new = self._contain(False, self._before_adding, request)
         super().add_request(request)
         if is_new:
-            self._planning(None, self._added, request)
+            self._contain_planning(None, self._added, request)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         if self._counts:
             self.preempted_since_step.add(request.request_id)
-        is_swapped = self._booking(False, self._before_preempting, request)
+        is_swapped = self._contain(False, self._before_preempting, request)
         super()._preempt_request(request, *args, **kwargs)
-        self._planning(None, self._preempted, request, is_swapped)
+        self._contain_planning(None, self._preempted, request, is_swapped)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self._planning(None, self._ended, request)
+        self._contain_planning(None, self._ended, request)
         return super()._free_request(request, *args, **kwargs)
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         # vLLM asks once the device has its step, so reports to watchers and traces are made meanwhile.
-        self._booking(None, self._launched)
+        self._contain(None, self._launched)
         return super().get_grammar_bitmask(scheduler_output)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        self._booking(None, self._before_output, model_runner_output)
+        self._contain(None, self._before_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._planning(None, self._after_output, outputs, scheduler_output, model_runner_output)
+        self._contain_planning(None, self._after_output, outputs, scheduler_output, model_runner_output)
         return outputs
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        self._booking(None, self._reset_begins)
+        self._contain(None, self._reset_begins)
         try:
             return bool(super().reset_prefix_cache(*args, **kwargs))
         finally:
-            self._booking(None, self._reset_ends)
+            self._contain(None, self._reset_ends)
 
     def set_pause_state(self, pause_state: PauseState) -> None:
         super().set_pause_state(pause_state)
-        self._booking(None, self._pause_changed, pause_state)
+        self._contain(None, self._pause_changed, pause_state)
 
     def _inflight_prefill_reserved_blocks(self) -> int:
         """Return the blocks that vLLM leaves free when it begins to load KV for a request."""
-        return int(super()._inflight_prefill_reserved_blocks()) + self._booking(0, self._growth_blocks)
+        return int(super()._inflight_prefill_reserved_blocks()) + self._contain(0, self._growth_blocks)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         if not self._counts:
             return super().schedule(*args, **kwargs)
-        victims: list[Request] = self._planning([], self._before_step, args, kwargs)
+        victims: list[Request] = self._contain_planning([], self._before_step, args, kwargs)
         if victims:
             preempt(self, victims)
-        self._planning(None, self._narrow_step)
+        self._contain_planning(None, self._narrow_step)
         try:
             output = super().schedule(*args, **kwargs)
         finally:
             self.preempted_since_step.clear()
-            self._booking(None, self._limits.restore)
-        self._planning(None, self._after_step, output)
+            self._contain(None, self._limits.restore)
+        self._contain_planning(None, self._after_step, output)
         return output
 
     # Derived classes implement these calls. Exceptions that escape a hook behind vLLM's own method are counted as

@@ -1,7 +1,7 @@
 """``SLOScheduler``: vLLM's own scheduler, with an order of service that is planned by a policy.
 
 This module does nothing but wire parts. Each ``schedule()`` asks the planner for a plan, narrows vLLM's limits to it,
-lets vLLM schedule, and books the result. Whatever the policy does, outputs stay vLLM's and no request is lost: see
+lets vLLM schedule, and counts the result. Whatever the policy does, outputs stay vLLM's and no request is lost: see
 ``guards`` and ``apply``.
 
 Of the methods that vLLM calls only the constructor raises anything of ours; the others are inherited from
@@ -46,12 +46,12 @@ from sloserve.vllm_plugin.engine import compat, kv_loads, plans_off, private_nam
 from sloserve.vllm_plugin.engine.apply import StockLimits, let_in_loaded
 from sloserve.vllm_plugin.engine.asynchronous import asynchronous
 from sloserve.vllm_plugin.engine.contained_scheduler import ContainedScheduler
-from sloserve.vllm_plugin.engine.ledger import EngineStats
+from sloserve.vllm_plugin.engine.engine_stats import EngineStats
 from sloserve.vllm_plugin.engine.observers import Observers
 from sloserve.vllm_plugin.engine.other_connectors import hold_back_preempted
 from sloserve.vllm_plugin.engine.recorded import Recorded, start_recording
 from sloserve.vllm_plugin.engine.step_load import step_load
-from sloserve.vllm_plugin.engine.swapping import Parked, Swapping
+from sloserve.vllm_plugin.engine.swapping import Parked, Swapping, swap_connector
 from sloserve.vllm_plugin.engine.traced import Traced
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
 from sloserve.vllm_plugin.engine.watched import Watched
@@ -102,10 +102,10 @@ class SLOScheduler(ContainedScheduler):
 
     # Until the constructor knows better, see ContainedScheduler.
     _swapping: Swapping | None = None
-    _observers = Observers(ContainedScheduler._booking)
+    _observers = Observers(ContainedScheduler._contain)
     _round: _Round | None = None
 
-    TELLS_BEFORE_PREEMPTING = True
+    REPORTS_PREEMPTIONS = True
     """A mark that the scheduler reports each request that is about to lose its KV to SwapConnector.
 
     Another scheduler may have this mark, too.
@@ -144,14 +144,21 @@ class SLOScheduler(ContainedScheduler):
         self._shares = TenantShares.of(settings)
         tenants = TenantTable() if self._shares is None else self._shares.tenants
         self._tenant_rows = TenantRows.of(settings)
-        self._ledger = EngineStats(settings.classes, self.slo_counters, tenants, self._tenant_rows)
-        self._booking = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
-        self._observers = Observers(self._booking, self._clock)
-        self._swapping = Swapping.of(
-            self, settings.swapping, self.slo_counters, self.step_clock, self._clock, self._ledger.copied
-        )
-        if self._swapping is not None:
-            self._ledger.swap_space(self._swapping.facts(), 0)
+        self._stats = EngineStats(settings.classes, self.slo_counters, tenants, self._tenant_rows)
+        self._contain = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
+        self._observers = Observers(self._contain, self._clock)
+        connector = swap_connector(self)
+        if connector is not None:
+            self._swapping = Swapping(
+                self,
+                connector,
+                settings.swapping,
+                counters=self.slo_counters,
+                steps=self.step_clock,
+                clock=self._clock,
+                copied=self._stats.copied,
+            )
+            self._stats.swap_space(self._swapping.facts(), 0)
         alone = self._swapping is not None and self._swapping.alone
         self.slo_defers_prompts = False
         """Whether the step that is scheduled computes no prompt."""
@@ -174,10 +181,10 @@ class SLOScheduler(ContainedScheduler):
             settings,
             self._make_planner,
             lambda: compat.live_requests(self),
-            self._ledger.slo_of,
+            self._stats.slo_of,
             self._clock,
         )
-        self._planning = Containment(
+        self._contain_planning = Containment(
             self.slo_counters, "sloserve failed; vLLM schedules by itself for a while", self.policies.drop
         )
         if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
@@ -218,7 +225,7 @@ class SLOScheduler(ContainedScheduler):
 
     def _planned(self, cost_s: float) -> None:
         self._plan_s = cost_s
-        self._ledger.planned(cost_s)
+        self._stats.planned(cost_s)
         if self.plan_costs_s is not None:
             self.plan_costs_s.append(cost_s)
 
@@ -264,12 +271,12 @@ class SLOScheduler(ContainedScheduler):
 
     def status(self) -> dict[str, Any]:
         """Return the state and the figures of the scheduler, in plain values."""
-        self._ledger.step_times(self.step_clock.latency.figures())
+        self._stats.step_times(self.step_clock.latency.figures())
         policy, shadow_policy = self.policies.texts
         policies = {"policy": policy, "shadow_policy": shadow_policy, "plans_off": self._plans_off}
         change = None if self.policies.change is None else self.policies.change.plain()
         service_s = None if self._shares is None else self._shares.reported(self._clock.now_s())
-        return policies | {"policy_change": change} | self._ledger.status() | {"tenant_service_s": service_s}
+        return policies | {"policy_change": change} | self._stats.status() | {"tenant_service_s": service_s}
 
     @property
     def policy_texts(self) -> tuple[str, str | None]:
@@ -288,7 +295,7 @@ class SLOScheduler(ContainedScheduler):
         """
         check_live(self._settings, settings)
         self._settings = settings
-        self._ledger.follow(settings.classes)
+        self._stats.follow(settings.classes)
         if self.planner is not None:
             self.planner.follow(settings)
         self._observers.follow(settings.classes)
@@ -302,17 +309,17 @@ class SLOScheduler(ContainedScheduler):
 
     def publish(self, rank: int) -> None:
         """Publish the figures on a page that the API process can read; without one the engine serves all the same."""
-        self._booking(None, self._publish, rank)
+        self._contain(None, self._publish, rank)
 
     def _publish(self, rank: int) -> None:
         try:
             names, rows = self._settings.classes.names, self._tenant_rows
-            self._ledger.publish_on(PageWriter(names, rank, tenant_rows=0 if rows is None else rows.size))
+            self._stats.publish_on(PageWriter(names, rank, tenant_rows=0 if rows is None else rows.size))
             self.show_on(LiveWriter(len(names), rank))
         except OSError as error:
             logger.warning("sloserve cannot publish the scheduler's figures, metrics will lack them: %s", error)
         if self._settings.record_mib:
-            self._observers.recorded = start_recording(self, rank, self._clock, self._ledger.recording)
+            self._observers.recorded = start_recording(self, rank, self._clock, self._stats.recording)
         if self._observers.recorded is not None and self._settings.record == "plans":
             self.record_plans(self._observers.recorded.log_of_plans())
         self._say_policies()
@@ -323,12 +330,12 @@ class SLOScheduler(ContainedScheduler):
         if port is None:
             page.close()
             return
-        self._observers.watched = Watched(self, self._ledger, port, self._settings.classes, page)
+        self._observers.watched = Watched(self, self._stats, port, self._settings.classes, page)
 
     def trace(self) -> Traced | None:
         """Add what happens to the traces of requests; return what adds it, ``None`` where blocks cannot be counted."""
         port = self._shown_port()
-        self._observers.traced = None if port is None else Traced(self, self._ledger, port)
+        self._observers.traced = None if port is None else Traced(self, self._stats, port)
         return self._observers.traced
 
     def _shown_port(self) -> VllmPort | None:
@@ -339,11 +346,11 @@ class SLOScheduler(ContainedScheduler):
             return None
 
     def _say_policies(self) -> None:
-        self._ledger.say_policies(*self.policies.texts, self._plans_off, self.policies.change)
+        self._stats.say_policies(*self.policies.texts, self._plans_off, self.policies.change)
 
     def _show_shadow(self) -> None:
         shadow = self.policies.shadow
-        self._ledger.shadowed(None if shadow is None else shadow.figures)
+        self._stats.shadowed(None if shadow is None else shadow.figures)
 
     # What we do in vLLM's calls, see ContainedScheduler.
 
@@ -364,54 +371,54 @@ class SLOScheduler(ContainedScheduler):
     def _close_pages(self) -> None:
         self._observers.close()
         if self._counts:
-            self._booking(None, self._ledger.close)
+            self._contain(None, self._stats.close)
 
     def _before_adding(self, request: Request) -> bool:
         """Move the request's time of arrival to our clock, also of a session's next input, which is not new."""
         if not self._counts:
             return False
-        request.arrival_time = self._booking(request.arrival_time, self._clock.of_host, request.arrival_time)
+        request.arrival_time = self._contain(request.arrival_time, self._clock.of_host, request.arrival_time)
         return request.request_id not in self.requests
 
     def _added(self, request: Request) -> None:
         if request.request_id not in self.requests:
             return
-        stated: StatedSLO | None = self._booking(None, self._ledger.enqueued, request, self._clock.host_ahead_s)
+        stated: StatedSLO | None = self._contain(None, self._stats.enqueued, request, self._clock.host_ahead_s)
         if stated is not None:
             self._observers.arrived(request, stated)
         if self._swapping is not None:
-            self._booking(None, self._swapping.arrived, request)
+            self._contain(None, self._swapping.arrived, request)
         if self.planner is not None and stated is not None:
             self.planner.arrived(request, stated, self._clock.now_s())
 
     def _before_preempting(self, request: Request) -> bool:
-        if self._swapping is None or not self._booking(False, self._swapping.preempting, request):
+        if self._swapping is None or not self._contain(False, self._swapping.preempting, request):
             return False
-        self._booking(None, self._ledger.swapped, request.request_id)
+        self._contain(None, self._stats.swapped, request.request_id)
         return True
 
     def _preempted(self, request: Request, is_swapped: bool) -> None:
         if self._counts:
-            self._booking(None, self._ledger.preempted, request)
+            self._contain(None, self._stats.preempted, request)
         self._observers.preempted(request, is_swapped)
         if self.planner is not None:
             self.planner.preempted(request)
 
     def _ended(self, request: Request) -> None:
         if self._swapping is not None:
-            stated = self._ledger.slo_of.get(request.request_id)
-            self._booking(None, self._swapping.ending, request, None if stated is None else stated.call)
+            stated = self._stats.slo_of.get(request.request_id)
+            self._contain(None, self._swapping.ending, request, None if stated is None else stated.call)
         if self.planner is not None:
-            self._planning(None, self.planner.finished, request, self._clock.now_s())
+            self._contain_planning(None, self.planner.finished, request, self._clock.now_s())
         if self._counts:
-            self._booking(None, self._ledger.freed, request, self._clock.now_s())
+            self._contain(None, self._stats.freed, request, self._clock.now_s())
         self._observers.ended(request)
         if self._swapping is not None:
-            self._booking(None, self._swapping.ended, request)
+            self._contain(None, self._swapping.ended, request)
 
     def _launched(self) -> None:
         if self._counts:
-            self._booking(None, self.step_clock.launched, self._clock.monotonic_s())
+            self._contain(None, self.step_clock.launched, self._clock.monotonic_s())
         self._observers.report_step()
 
     def _before_output(self, model_runner_output: Any) -> None:
@@ -421,7 +428,7 @@ class SLOScheduler(ContainedScheduler):
 
     def _after_output(self, outputs: Any, scheduler_output: SchedulerOutput, model_runner_output: Any) -> None:
         if self._counts:
-            self._booking(None, self._clock_output)
+            self._contain(None, self._clock_output)
         self._observers.output(scheduler_output, model_runner_output)
         if self.planner is not None:
             self.planner.progressed(outputs, self._clock.now_s(), scheduler_output, model_runner_output)
@@ -432,10 +439,10 @@ class SLOScheduler(ContainedScheduler):
         # No step follows the output of the last request, so this is the time to show that no tenant has one.
         if monotonic_s >= self._figures_again_s or (self._shares is not None and not self.requests):
             self._figures_again_s = monotonic_s + FIGURES_EVERY_S
-            self._ledger.step_times(self.step_clock.latency.figures())
+            self._stats.step_times(self.step_clock.latency.figures())
             balances = None if self.planner is None else self.planner.balances(self._clock.now_s())
             if self._shares is not None and balances is not None:
-                self._ledger.set_tenants(self._shares, balances)
+                self._stats.set_tenants(self._shares, balances)
 
     def _reset_begins(self) -> None:
         if self._swapping is not None:
@@ -463,7 +470,7 @@ class SLOScheduler(ContainedScheduler):
         self.slo_paused, self.slo_planning_s, self._plan_s = [], 0.0, 0.0
         self._limits.restore()  # a restore that failed after the last step
         self._round = at = _Round(self._clock.now_s(), self._clock.monotonic_s(), self.slo_counters["swap_stores"])
-        self.slo_defers_prompts = self._booking(False, compat.defers_prompts, self, *args, **kwargs)
+        self.slo_defers_prompts = self._contain(False, compat.defers_prompts, self, *args, **kwargs)
         step = self._next_step(at.now_s, at.monotonic_s)
         if step is None:
             return []
@@ -474,13 +481,13 @@ class SLOScheduler(ContainedScheduler):
 
     def _narrow_step(self) -> None:
         """Apply the plan to vLLM's queues and limits, and leave room for requests with KV that is loaded."""
-        self._planning(None, self._apply_step)
+        self._contain_planning(None, self._apply_step)
         swapping = self._swapping
         if self._others_load:
             ours = () if swapping is None else swapping.loads.ids
-            self._booking(None, let_in_loaded, self, ours, self._limits)
+            self._contain(None, let_in_loaded, self, ours, self._limits)
         if swapping is not None:
-            self._booking(None, swapping.begin_step, self._limits)
+            self._contain(None, swapping.begin_step, self._limits)
 
     def _apply_step(self) -> None:
         at = self._round
@@ -496,19 +503,26 @@ class SLOScheduler(ContainedScheduler):
     def _after_step(self, output: SchedulerOutput) -> None:
         at, swapping = self._round, self._swapping
         if swapping is not None:
-            self._booking(None, swapping.scheduled, output)
+            self._contain(None, swapping.scheduled, output)
         if at is None:
             return  # no clock could be read, and the planner was dropped
-        self._planning(None, self._note_admissions, output, at.monotonic_s)
-        self._booking(None, self._book, output, self.slo_paused, at.now_s)
+        self._contain_planning(None, self._note_admissions, output, at.monotonic_s)
+        self._contain(None, self._count_step, output, self.slo_paused, at.now_s)
         plan = Plan.IDENTITY if at.step is None else at.step.plan
-        load: StepLoad = self._booking(_NO_LOAD, step_load, output)  # a step with an unreadable load has an output
+        load: StepLoad = self._contain(_NO_LOAD, step_load, output)  # a step with an unreadable load has an output
         self._observers.stepped(
-            output, load, plan, self.planner, self.slo_paused, at.now_s, at.monotonic_s, self._plan_s
+            output,
+            load,
+            plan,
+            planner=self.planner,
+            paused=self.slo_paused,
+            now_s=at.now_s,
+            monotonic_s=at.monotonic_s,
+            plan_s=self._plan_s,
         )
         if not output.total_num_scheduled_tokens:
             self._observers.report_step()
-        self._booking(None, self.step_clock.scheduled, load, at.monotonic_s)
+        self._contain(None, self.step_clock.scheduled, load, at.monotonic_s)
 
     def _note_admissions(self, output: SchedulerOutput, monotonic_s: float) -> None:
         planner, swapping = self.planner, self._swapping
@@ -525,15 +539,15 @@ class SLOScheduler(ContainedScheduler):
             self._show_shadow()
         planner = self.planner
         if planner is not None or self.connector is not None:
-            self._booking(None, compat.requeue_skipped, self)
+            self._contain(None, compat.requeue_skipped, self)
         if planner is None or not planner.table.slot_of or not compat.admits_new(self):
             return None
         return planner.next_step(now_s, monotonic_s)
 
-    def _book(self, output: SchedulerOutput, paused: list[Request], now_s: float) -> None:
-        self._ledger.stepped(self, output, paused, now_s)
+    def _count_step(self, output: SchedulerOutput, paused: list[Request], now_s: float) -> None:
+        self._stats.stepped(self, output, paused, now_s)
         if self._swapping is not None:
-            self._ledger.swap_space(self._swapping.facts(), self._swapping.peak_blocks)
+            self._stats.swap_space(self._swapping.facts(), self._swapping.peak_blocks)
         if self.policies.shadow is not None:
             self._show_shadow()
 
@@ -542,7 +556,7 @@ class SLOScheduler(ContainedScheduler):
     def keep_kv(self, request: Request) -> None:
         """Keep the KV of a running request that is about to be aborted in the swap space, if there is room."""
         if self._swapping is not None:
-            self._booking(False, self._swapping.keep, request)
+            self._contain(False, self._swapping.keep, request)
 
     def park(self, keep_over_reset: bool) -> Parked:
         """Swap all running requests out and schedule nothing more, until vLLM ends the pause that this begins.
@@ -553,7 +567,7 @@ class SLOScheduler(ContainedScheduler):
         self.set_pause_state(PauseState.PAUSED_ALL)
         if self._swapping is None:
             return Parked(len(self.running), 0)
-        return self._booking(Parked(0, 0), self._swapping.park, keep_over_reset)
+        return self._contain(Parked(0, 0), self._swapping.park, keep_over_reset)
 
     @property
     def parked(self) -> bool:
@@ -562,4 +576,4 @@ class SLOScheduler(ContainedScheduler):
     def weights_changed(self) -> None:
         """Discard KV that was computed until now, so that it does not come back."""
         if self._swapping is not None:
-            self._booking(None, self._swapping.weights_changed)
+            self._contain(None, self._swapping.weights_changed)

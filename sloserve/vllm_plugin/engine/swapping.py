@@ -33,6 +33,17 @@ class Parked(NamedTuple):
     kept: int
 
 
+def swap_connector(scheduler: Any) -> SwapConnector | None:
+    """Return the scheduler's SwapConnector; ``None`` without one. Raises: ConfigError if it stands in a wrong place."""
+    ours = [one for one in compat.connectors(scheduler) if isinstance(one, SwapConnector)]
+    if not ours:
+        return None
+    settings = compat.connector_settings(scheduler)
+    if settings:
+        check_place(settings)
+    return ours[0]
+
+
 class Swapping:
     """The scheduler's part in swapping. Times are seconds of the scheduler's monotonic clock."""
 
@@ -41,6 +52,7 @@ class Swapping:
         scheduler: Any,
         connector: SwapConnector,
         swapping: Literal["cost", "always"],
+        *,
         counters: Counter[str],
         steps: StepClock,
         clock: Clock,
@@ -63,7 +75,15 @@ class Swapping:
         ranks = connector.size.ranks
         block_bytes, bytes_per_s = connector.size.block_bytes * ranks, first_bytes_per_s(steps.profile, ranks)
         self._layout = layout_of(scheduler)
-        self._control = SwapControl(connector.store, self._layout, block_bytes, swapping, bytes_per_s, steps, clock)
+        self._control = SwapControl(
+            connector.store,
+            self._layout,
+            block_bytes=block_bytes,
+            swapping=swapping,
+            bytes_per_s=bytes_per_s,
+            steps=steps,
+            clock=clock,
+        )
         self.loads = SwapLoads(scheduler, connector, self._control, clock)
         self._ending: tuple[str, Ending] | None = None
         self._closed = self._spares_reset = False
@@ -72,28 +92,6 @@ class Swapping:
         self.alone = len(compat.connectors(scheduler)) == 1
         connector.attach(self.loads.begins, self._reported, self.loads.are_copying)
         kv_loads.trust_loads(scheduler, self.alone)
-
-    @classmethod
-    def of(
-        cls,
-        scheduler: Any,
-        swapping: Literal["cost", "always"],
-        counters: Counter[str],
-        steps: StepClock,
-        clock: Clock,
-        copied: Callable[[str, int, float], object],
-    ) -> "Swapping | None":
-        """Return the scheduler's part in swapping; ``None`` if the scheduler has no SwapConnector.
-
-        Raises: ConfigError where it stands in the wrong place.
-        """
-        ours = [one for one in compat.connectors(scheduler) if isinstance(one, SwapConnector)]
-        if not ours:
-            return None
-        settings = compat.connector_settings(scheduler)
-        if settings:
-            check_place(settings)
-        return cls(scheduler, ours[0], swapping, counters, steps, clock, copied)
 
     # Stores.
 
@@ -162,7 +160,15 @@ class Swapping:
     def _engine(self) -> EngineFacts:
         scheduler, now_s = self._scheduler, self._clock.monotonic_s()
         running = len(scheduler.running)
-        engine = compat.engine_facts(scheduler, self._layout, running, (), self._steps, now_s, self.loads.promised)
+        engine = compat.engine_facts(
+            scheduler,
+            self._layout,
+            running=running,
+            others=(),
+            clock=self._steps,
+            monotonic_s=now_s,
+            promised=self.loads.promised,
+        )
         return replace(engine, swap=self.facts())
 
     def _reason_against(self, request: Request) -> str | None:

@@ -14,8 +14,8 @@ from sloserve.engine.planner import Planner
 from sloserve.engine.stages import Stage
 from sloserve.engine.why import Cause, Why, preempted_for
 from sloserve.scheduler.policy import Plan
-from sloserve.vllm_plugin.engine.held import due_later_s, head_held_up, not_planned, rival_of, step_done
-from sloserve.vllm_plugin.engine.ledger import EngineStats
+from sloserve.vllm_plugin.engine.causes import due_later_s, head_held_up, not_planned, rival_of, step_done
+from sloserve.vllm_plugin.engine.engine_stats import EngineStats
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort, admitted_ids
 from sloserve.wire.trace_way import HEADER, RequestTrace, TraceEvent
 
@@ -56,7 +56,7 @@ class Traced:
     def stepped(
         self, output: Any, plan: Plan, planner: Planner | None, paused: Sequence[Request], now_s: float
     ) -> None:
-        """Record that a step was scheduled and booked.
+        """Record that a step was scheduled and counted.
 
         Args:
             output: The ``SchedulerOutput`` of the step.

@@ -4,7 +4,7 @@ Without a watcher a step costs one comparison. With one, at most two steps a sec
 a millisecond. Nothing here changes what is decided.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,103 +13,21 @@ from vllm.v1.request import Request, RequestStatus
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.kernels.requests import counts_of, slots_found
 from sloserve.core.slo import ClassTable
-from sloserve.core.stated import StatedSLO
 from sloserve.engine.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.engine.planner import Planner
 from sloserve.engine.why import Cause, QueueRows, RequestPhase, StepDone, Why, preempted_for, queue_causes
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, counted_once, occupancy
 from sloserve.scheduler.policy import EngineFacts, Plan
 from sloserve.vllm_plugin.engine import compat
-from sloserve.vllm_plugin.engine.held import due_later_s, head_held_up, not_planned, rival_of, step_done
-from sloserve.vllm_plugin.engine.ledger import EngineStats
+from sloserve.vllm_plugin.engine.causes import due_later_s, head_held_up, not_planned, rival_of, step_done
+from sloserve.vllm_plugin.engine.engine_stats import EngineStats
+from sloserve.vllm_plugin.engine.live_numbers import MISSED, STATIC, LiveNumbers
 from sloserve.vllm_plugin.engine.vllm_port import VllmPort
 
 _NAN = float("nan")
-_STATIC = ("number", "class_id", "arrival_s", "ttft_due_s", "e2e_due_s", "pace_s", "prompt_tokens")
-_MISSED = len(_STATIC)
-"""Column behind these that says whether the request was seen after it had missed a deadline."""
 _AT = {name: place for place, name in enumerate(ROW)}
 _READ = ("num_computed_tokens", "_output_token_ids", "status", "num_preemptions")
 """Attributes of each request, fetched in one pass: fetching these objects is most of what a frame costs."""
-_MOST_GONE = 64
-_ROWS = 64
-"""Rows of the array of numbers at first."""
-_UNRECORDED = 10**9
-"""Number after which requests are counted that a recording does not have, so that they share no number with its own."""
-
-
-class _Numbers:
-    """Facts of the live requests that outlast a frame, with the number of each.
-
-    A request that is recorded has its number in the recording, by which ``sloserve explain`` finds it. Any other gets
-    one when it is first seen.
-
-    Args:
-        recorded: Function that returns how to look up the number of a request in the recording; ``None`` without one.
-    """
-
-    def __init__(self, recorded: Callable[[], Callable[[str], int | None] | None]) -> None:
-        self._recorded = recorded
-        self.slot_of: dict[str, int] = {}
-        self.values: FloatArray = np.zeros((_ROWS, _MISSED + 1))
-        self._free = list(range(_ROWS))
-        self._next = 1
-
-    def slots(self, requests: Sequence[Request], live: Collection[str], stats: EngineStats) -> IntArray:
-        """Return the rows of ``values`` for ``requests``.
-
-        Args:
-            requests: The requests.
-            live: Ids of all unfinished requests; the others are forgotten in time.
-            stats: The figures of the scheduler.
-        """
-        if len(self.slot_of) > 2 * len(live) + _MOST_GONE:
-            for gone in self.slot_of.keys() - live:
-                self._free.append(self.slot_of.pop(gone))
-        found = slots_found(self.slot_of, requests, "request_id")
-        if found.size < len(requests):
-            for request in [one for one in requests if one.request_id not in self.slot_of]:
-                self.of(request, stats)
-            found = slots_found(self.slot_of, requests, "request_id")
-        return found
-
-    def of(self, request: Request, stats: EngineStats) -> int:
-        """Return the row of one request."""
-        slot = self.slot_of.get(request.request_id)
-        if slot is None:
-            if not self._free:
-                size = len(self.values)
-                self.values = np.concatenate((self.values, np.zeros_like(self.values)))
-                self._free = list(range(size, 2 * size))
-            slot = self.slot_of[request.request_id] = self._free.pop()
-            number = self._number(request.request_id)
-            self.values[slot] = number, *_static(request, stats.slo_of.get(request.request_id)), 0.0
-        return slot
-
-    def _number(self, request_id: str) -> int:
-        number_of = self._recorded()
-        number = None if number_of is None else number_of(request_id)
-        if number is not None:
-            return number
-        self._next += 1
-        return self._next - 1 if number_of is None else _UNRECORDED + self._next - 1
-
-
-def _static(request: Request, stated: StatedSLO | None) -> tuple[float, ...]:
-    targets = None if stated is None else stated.slo.targets
-    arrival_s = request.arrival_time
-
-    def due_s(limit_s: float | None) -> float:
-        return _NAN if limit_s is None else arrival_s + limit_s
-
-    return (
-        0.0 if stated is None else stated.class_id,
-        arrival_s,
-        _NAN if targets is None else due_s(targets.ttft_s),
-        _NAN if targets is None else due_s(targets.e2e_s),
-        _NAN if targets is None or targets.pace_s is None else targets.pace_s,
-        request.num_prompt_tokens,
-    )
 
 
 class Watched:
@@ -123,7 +41,7 @@ class Watched:
         self.follow(classes)
         self._again_s = 0.0
         self._was_empty = True
-        self._numbers = _Numbers(lambda: scheduler.recorded_number)
+        self._numbers = LiveNumbers(lambda: scheduler.recorded_number)
         self._planned: dict[str, Cause] = {}  # of requests about to be preempted
         self._preempted: dict[str, Cause] = {}
 
@@ -221,9 +139,9 @@ class _Live:
         self._stages = watched._stats.stages.by_id
         numbers = watched._numbers
         slots = numbers.slots(requests, self._scheduler.requests, watched._stats)
-        self._static = numbers.values[slots, :_MISSED]
+        self._static = numbers.values[slots, :MISSED]
         self._computed, self._output_tokens, self._status, self._preemptions = counts_of(requests, _READ)
-        self.class_id = self._static[:, _STATIC.index("class_id")].astype(np.int64)
+        self.class_id = self._static[:, STATIC.index("class_id")].astype(np.int64)
         paused = slots_found(numbers.slot_of, self._scheduler.slo_paused, "request_id")
         self.phase = self._phases(np.isin(slots, paused) if paused.size else None)
         self._first_token_s = _first_tokens_s(planner, requests)
@@ -269,10 +187,10 @@ class _Live:
             values: Facts of requests, which keep the result.
             slots: Rows of the requests in ``values``.
         """
-        ttft_due_s, e2e_due_s = (self._static[:, _STATIC.index(name)] for name in ("ttft_due_s", "e2e_due_s"))
+        ttft_due_s, e2e_due_s = (self._static[:, STATIC.index(name)] for name in ("ttft_due_s", "e2e_due_s"))
         first_s = np.where(self._output_tokens > 0, self._first_token_s, self._now_s)
-        missed: BoolArray = (values[slots, _MISSED] > 0.0) | (first_s > ttft_due_s) | (self._now_s > e2e_due_s)
-        values[slots, _MISSED] = missed
+        missed: BoolArray = (values[slots, MISSED] > 0.0) | (first_s > ttft_due_s) | (self._now_s > e2e_due_s)
+        values[slots, MISSED] = missed
         return missed
 
     def counts(self, classes: int) -> IntArray:
@@ -298,7 +216,7 @@ class _Live:
         rows = np.empty((drawn.size, len(ROW)))
         static = self._static[drawn]
         for name in ("number", "class_id", "arrival_s", "prompt_tokens"):
-            rows[:, _AT[name]] = static[:, _STATIC.index(name)]
+            rows[:, _AT[name]] = static[:, STATIC.index(name)]
         rows[:, _AT["phase"]] = self.phase[drawn]
         rows[:, _AT["since_s"]] = self._since_s(drawn.tolist())
         rows[:, _AT["preemptions"]] = self._preemptions[drawn]
@@ -349,7 +267,7 @@ class _Live:
 
     def _ahead_tokens(self, place: int) -> float:
         """Return how many tokens a request has beyond the ones that its pace requires so far; nan without a pace."""
-        pace_s = self._static[place, _STATIC.index("pace_s")]
+        pace_s = self._static[place, STATIC.index("pace_s")]
         read = (self._now_s - self._first_token_s[place]) / pace_s + 1.0
         return float(self._output_tokens[place] - read)
 

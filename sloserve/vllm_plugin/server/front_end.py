@@ -117,7 +117,7 @@ class FrontEnd:
         session_id: str | None = None,
         request_id: str | None = None,
     ) -> EngineCall:
-        """Read the SLO of a request, write it where the engine finds it, predict, and book the request's place.
+        """Read the SLO of a request, write it where the engine finds it, predict its latency, and admit it.
 
         A further call of a request that was accepted before is let in, with what is left of its targets.
 
@@ -363,7 +363,7 @@ class FrontEnd:
         error: Rejected | ShuttingDown,
         last: ArrivingRequest,
     ) -> None:
-        """Book the requests of one HTTP request as refused together; the last of them had not been accepted yet."""
+        """Count the requests of one HTTP request as refused together; the last of them had not been accepted yet."""
         self.drain.in_flight += 1  # as of any request, until its end, which follows
         reason = collectors.SHUTTING_DOWN if isinstance(error, ShuttingDown) else errors.reason(error)
         for one in requests:
@@ -433,7 +433,7 @@ class FrontEnd:
         )
 
     def expire(self, observed: Observed) -> int:
-        """Book a request as given up; return in how many whole seconds one of its class should find a place."""
+        """Count a request as given up; return in how many whole seconds one of its class should find a place."""
         name = observed.slo.slo_class.name
         if not observed.expired:
             observed.expired = True

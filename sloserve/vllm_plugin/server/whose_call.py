@@ -71,7 +71,7 @@ class Keeper(Protocol):
         """Return how far a request has come."""
 
     def expire(self, observed: Observed) -> int:
-        """Book a request as given up; return in how many whole seconds one of its class should find a place."""
+        """Count a request as given up; return in how many whole seconds one of its class should find a place."""
 
 
 @dataclass(frozen=True, slots=True)

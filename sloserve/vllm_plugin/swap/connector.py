@@ -287,7 +287,7 @@ def reports_preemptions(vllm_config: Any) -> bool:
     scheduler = vllm_config.scheduler_config.scheduler_cls
     if isinstance(scheduler, str):
         scheduler = resolve_obj_by_qualname(scheduler)
-    return bool(getattr(scheduler, "TELLS_BEFORE_PREEMPTING", False))
+    return bool(getattr(scheduler, "REPORTS_PREEMPTIONS", False))
 
 
 def _pool_and_copier(

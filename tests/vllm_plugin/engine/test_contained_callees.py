@@ -63,12 +63,12 @@ OWNERS = (
     "sloserve.vllm_plugin.engine.swap_loads:SwapLoads",
     "sloserve.vllm_plugin.engine.abandoned_loads:AbandonedLoads", "sloserve.vllm_plugin.swap.connector:SwapConnector",
     "sloserve.engine.step_clock:StepClock", "sloserve.core.clock:SteadyClock",
-    "sloserve.vllm_plugin.engine.ledger:EngineStats", "sloserve.engine.stages:Stages",
-    "sloserve.vllm_plugin.engine.watched:Watched", "sloserve.engine.metrics.live_page:LiveWriter",
+    "sloserve.vllm_plugin.engine.engine_stats:EngineStats", "sloserve.engine.stages:Stages",
+    "sloserve.vllm_plugin.engine.watched:Watched", "sloserve.vllm_plugin.engine.live_numbers:LiveNumbers", "sloserve.engine.metrics.live_page:LiveWriter",
     "sloserve.vllm_plugin.engine.traced:Traced", "sloserve.vllm_plugin.engine.vllm_port:VllmPort",
     "sloserve.vllm_plugin.engine.vllm_port:VllmReader", "sloserve.vllm_plugin.engine.apply:StockLimits",
     "sloserve.vllm_plugin.engine.compat", "sloserve.vllm_plugin.engine.kv_loads",
-    "sloserve.vllm_plugin.engine.plans_off", "sloserve.vllm_plugin.engine.apply", "sloserve.vllm_plugin.engine.held",
+    "sloserve.vllm_plugin.engine.plans_off", "sloserve.vllm_plugin.engine.apply", "sloserve.vllm_plugin.engine.causes",
     "sloserve.vllm_plugin.engine.step_load", "sloserve.vllm_plugin.engine.scheduler:SLOScheduler",
 )  # fmt: skip
 """Classes and modules whose functions SLOScheduler and SwapConnector call, directly or not."""

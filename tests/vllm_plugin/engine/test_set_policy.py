@@ -66,7 +66,7 @@ def test_nobody_is_lost_whatever_follows_whatever(build: Build, request_of: Requ
     scheduler = engine.scheduler
     assert scheduler.status()["policy"] == first
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 24
-    assert not scheduler._ledger.slo_of
+    assert not scheduler._stats.slo_of
     if first != "fcfs":
         assert len(scheduler.planner.table.rows) == 0
 

@@ -40,7 +40,7 @@ def add(table: Any, request: Any) -> Any:
 
 
 def stated(request: Any) -> Any:
-    from sloserve.vllm_plugin.engine.ledger import EngineStats
+    from sloserve.vllm_plugin.engine.engine_stats import EngineStats
 
     return EngineStats(DEFAULT_CLASSES, Counter()).enqueued(request)
 

@@ -100,7 +100,7 @@ def test_a_headers_own_trace_is_kept(build: Build, request_of: RequestOf, tracin
     scheduler = build("edf").scheduler
     traced = scheduler._observers.traced
     request = type("Request", (), {"request_id": "a", "trace_headers": {"traceparent": "00-1"}})()
-    scheduler._ledger.stages.arrived("a", 0.0)
+    scheduler._stats.stages.arrived("a", 0.0)
     from sloserve.wire.trace_way import TraceEvent
 
     traced._report(request, TraceEvent("admitted", 1.0))

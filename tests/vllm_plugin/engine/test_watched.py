@@ -209,7 +209,7 @@ def test_every_request_of_the_queue_says_what_goes_before_it(build: Build, reque
 def test_a_preemption_names_the_request_it_was_for_and_how_much_earlier_that_is_due(
     build: Build, request_of: RequestOf, watch: Watch, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr("sloserve.vllm_plugin.engine.watched._ROWS", rows)
+    monkeypatch.setattr("sloserve.vllm_plugin.engine.live_numbers._ROWS", rows)
 
     def frames(e2e_s: float) -> list[Frame]:
         work = [request_of("lax", 0.0, 20, 60, e2e_s=e2e_s)]

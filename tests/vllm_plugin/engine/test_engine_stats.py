@@ -72,7 +72,7 @@ def test_an_aborted_request_waits_no_more(build: Build, request_of: RequestOf) -
     assert scheduler.status()["waiting_by_class"]["batch"] == 2  # at once, without a step
     scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
     assert scheduler.status()["waiting_by_class"]["batch"] == 1
-    assert list(scheduler._ledger.slo_of) == ["b"]
+    assert list(scheduler._stats.slo_of) == ["b"]
 
 
 class PauseLeader(Policy):
@@ -113,14 +113,14 @@ def test_a_malformed_slo_is_counted_warned_of_once_and_served_as_default(caplog:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
-    from sloserve.vllm_plugin.engine.ledger import EngineStats
+    from sloserve.vllm_plugin.engine.engine_stats import EngineStats
 
     counters: Counter[str] = Counter()
-    ledger = EngineStats(DEFAULT_CLASSES, counters)
+    stats = EngineStats(DEFAULT_CLASSES, counters)
     malformed: list[Any] = [{"slo_ttft_ms": -1, "slo_class": "batch"}, {"slo_output_tokens": 0}, {"slo_e2e_ms": 1e-323}]
     with caplog.at_level(logging.WARNING, logger="sloserve"):
         found = [
-            ledger.enqueued(Request(str(i), [1], SamplingParams(extra_args=a), None)) for i, a in enumerate(malformed)
+            stats.enqueued(Request(str(i), [1], SamplingParams(extra_args=a), None)) for i, a in enumerate(malformed)
         ]
     assert [stated.class_id for stated in found] == [1, 1, 1]
     assert not any(stated.slo.targets for stated in found)
@@ -164,7 +164,7 @@ def test_without_a_page_the_engine_serves_all_the_same(
 def test_what_is_counted_of_swapping_is_on_the_page_and_in_the_status(build: Build, request_of: RequestOf) -> None:
     engine = build("fcfs")
     scheduler = engine.scheduler
-    ledger = scheduler._ledger
+    stats = scheduler._stats
     engine.run([request_of("before")])
     assert scheduler.status()["swap_space"] is None
     scheduler.publish(rank=0)
@@ -173,9 +173,9 @@ def test_what_is_counted_of_swapping_is_on_the_page_and_in_the_status(build: Bui
 
     def note(output: Any) -> None:
         scheduler.slo_counters.update(swap_stores=1, swap_refused_full=2, swap_dropped_ended=3)
-        ledger.swap_space(facts, 5)
-        ledger.swapped("a")
-        ledger.copied("out", 100, 0.5)
+        stats.swap_space(facts, 5)
+        stats.swapped("a")
+        stats.copied("out", 100, 0.5)
 
     engine.on_step = note
     engine.run([request_of("a", 0.0, 20, 3), request_of("b", 0.0, 20, 1)])

@@ -127,7 +127,7 @@ class EngineStats:
         self._preemptions += 1
 
     def stepped(self, scheduler: Any, output: Any, paused: Sequence[Request], now_s: float) -> None:
-        """Book one step: the requests that it admitted, and the state after it."""
+        """Count one step: the requests that it admitted, and the state after it."""
         values = self._values
         self.stages.scheduled(admitted_ids(output), self._just_preempted, paused, now_s)
         for new in output.scheduled_new_reqs:
@@ -156,7 +156,7 @@ class EngineStats:
                 values[at] = self._counters.get(name, 0)
 
     def swap_space(self, pool: SwapFacts, peak_blocks: int) -> None:
-        """Book the host pool as it is after a step, and what was counted of swapping.
+        """Set the figures of the host pool as it is after a step, and what was counted of swapping.
 
         Args:
             pool: The pool.
@@ -177,7 +177,7 @@ class EngineStats:
             self._swaps[request_id] += 1
 
     def copied(self, direction: str, num_bytes: int, seconds: float) -> None:
-        """Book copies that ended.
+        """Count copies that ended.
 
         Args:
             direction: ``out`` to the host, ``in`` back.
@@ -188,7 +188,7 @@ class EngineStats:
         self._values[_AT[f"swap_{direction}_seconds"]] += seconds
 
     def planned(self, cost_s: float) -> None:
-        """Book the cost of one plan, in seconds."""
+        """Count one plan with its cost, in seconds."""
         self._values[_AT["plan_seconds_sum"]] += cost_s
         self._values[Layout.bucket(cost_s)] += 1
 
