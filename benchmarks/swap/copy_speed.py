@@ -100,7 +100,13 @@ def _gpu_rows(torch: Any, run_kib: int, one_run: bool) -> list[dict[str, Any]]:
     engine = torch.cuda.current_stream
     transfers = {
         "kernels": CudaTransfer(
-            built_library(), device.index, regions, 2 * blocks, pool, staging, lambda: int(engine().cuda_stream)
+            built_library(),
+            device.index,
+            regions,
+            2 * blocks,
+            pool,
+            staging_bytes=staging,
+            compute=lambda: int(engine().cuda_stream),
         ),
         "swap_blocks_batch": OpTransfer(swap_blocks_batch, regions, pool, torch.cuda, torch.from_numpy),
     }

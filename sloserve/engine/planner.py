@@ -288,15 +288,21 @@ class Planner:
             step_s = self._cost.step.seconds(running, len(self.table.slot_of) - running)
             step.planning_s += step_s
         if self._step_budget is not None:
-            step = self._limited(step, self._step_budget, now_s)
+            step = limit_tokens(
+                step,
+                self._step_budget,
+                self.table,
+                self.port,
+                counters=self._counters,
+                facts=self._facts,
+                aged=self.aged,
+                now_s=now_s,
+            )
         if self._drafts is None or self.policy.drafts == "all":
             return step
         engine = step.engine or self._facts()
-        return trim_drafts(step, self.policy.drafts, self.table, self.port, engine, self.lengths, now_s)
-
-    def _limited(self, step: Step, budget: StepBudget, now_s: float) -> Step:
-        """Return ``step`` with the tokens that the running requests can bear."""
-        return limit_tokens(step, budget, self.table, self.port, self._counters, self._facts, self.aged, now_s)
+        rule = self.policy.drafts
+        return trim_drafts(step, rule, self.table, self.port, engine=engine, lengths=self.lengths, now_s=now_s)
 
     def _planned(self, now_s: float, monotonic_s: float) -> Step:
         if not self._plans:

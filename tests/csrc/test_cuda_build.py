@@ -36,7 +36,7 @@ def test_it_loads_without_a_driver_and_says_what_is_missing() -> None:
     built()
     library, pool = built_library(), HostPool(2, 16)
     try:
-        CudaTransfer(library, 0, [Region(pool.address, 16, 16)], 2, pool, 0, lambda: 0).close()
+        CudaTransfer(library, 0, [Region(pool.address, 16, 16)], 2, pool, staging_bytes=0, compute=lambda: 0).close()
     except RuntimeError as error:
         assert re.search(r"CUDA: .*(driver|device).* \(\d+\)", str(error))  # on a machine without a GPU
     finally:

@@ -95,6 +95,7 @@ class SwapControl:
         self,
         store: SwapStore,
         layout: KVLayout,
+        *,
         block_bytes: int,
         swapping: Literal["cost", "always"],
         bytes_per_s: float,

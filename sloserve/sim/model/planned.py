@@ -87,7 +87,15 @@ class PlannedScheduler(ModelScheduler):
         """
         store = SwapStore(int(space_gib * GIB) // block_bytes, self.layout.groups, self.slo_counters)
         bytes_per_s = first_bytes_per_s(self._steps.profile)
-        control = SwapControl(store, self.layout, block_bytes, self._swapping, bytes_per_s, self._steps, self._clock)
+        control = SwapControl(
+            store,
+            self.layout,
+            block_bytes=block_bytes,
+            swapping=self._swapping,
+            bytes_per_s=bytes_per_s,
+            steps=self._steps,
+            clock=self._clock,
+        )
         self.swap = KVSwap(self.requests, self.kv, control)
 
     def state(self, request: ModelRequest, stated: StatedSLO) -> None:

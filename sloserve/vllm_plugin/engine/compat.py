@@ -256,6 +256,7 @@ def free_slots(scheduler: Any, promised: int = 0) -> int:
 def engine_facts(
     scheduler: Any,
     layout: KVLayout,
+    *,
     running: int,
     others: Iterable[Request],
     clock: StepClock,

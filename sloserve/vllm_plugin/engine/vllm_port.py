@@ -182,7 +182,13 @@ class VllmPort(VllmReader):
     def facts(self, num_running: int, others: Iterable[Request]) -> EngineFacts:
         swapping, promised = self._swapping, self._promised
         facts = compat.engine_facts(
-            self._scheduler, self._layout, num_running, others, self._steps, self._clock.monotonic_s(), promised
+            self._scheduler,
+            self._layout,
+            running=num_running,
+            others=others,
+            clock=self._steps,
+            monotonic_s=self._clock.monotonic_s(),
+            promised=promised,
         )
         return facts if swapping is None else replace(facts, swap=swapping.facts())
 

@@ -203,7 +203,15 @@ def _kernels(
     free_bytes, total_bytes = cuda.mem_get_info()
     check_staging(staging, free_bytes, total_bytes, utilization)
     device, stream = cuda.current_device(), cuda.current_stream
-    return CudaTransfer(library, device, regions, num_blocks, pool, staging, lambda: int(stream().cuda_stream))
+    return CudaTransfer(
+        library,
+        device,
+        regions,
+        num_blocks,
+        pool,
+        staging_bytes=staging,
+        compute=lambda: int(stream().cuda_stream),
+    )
 
 
 def _op(regions: Sequence[Region], pool: HostPool, cuda: Any, tensor: Callable[..., Any]) -> Transfer:

@@ -45,7 +45,16 @@ class Decoding(StepClock):
 def control(swapping: Literal["cost", "always"]) -> tuple[SwapControl, SetClock]:
     clock, layout = SetClock(), ENGINE.layout
     store = SwapStore(POOL.total_blocks, layout.groups, Counter())
-    return SwapControl(store, layout, POOL.block_bytes, swapping, POOL.bytes_per_s, Decoding(PROFILE), clock), clock
+    control = SwapControl(
+        store,
+        layout,
+        block_bytes=POOL.block_bytes,
+        swapping=swapping,
+        bytes_per_s=POOL.bytes_per_s,
+        steps=Decoding(PROFILE),
+        clock=clock,
+    )
+    return control, clock
 
 
 def test_who_waits_long_enough_for_the_copies_is_swapped() -> None:

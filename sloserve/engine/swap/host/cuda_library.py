@@ -97,6 +97,7 @@ class CudaTransfer:
         regions: Sequence[Region],
         num_blocks: int,
         pool: HostPool,
+        *,
         staging_bytes: int,
         compute: Callable[[], int],
     ) -> None:

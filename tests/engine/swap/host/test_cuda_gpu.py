@@ -46,7 +46,13 @@ class Cache:
             return OpTransfer(swap_blocks_batch, self.regions, self.pool, torch.cuda, torch.from_numpy)
         staging, stream = staging_bytes_for(self.regions), torch.cuda.current_stream
         return CudaTransfer(
-            built_library(), 0, self.regions, BLOCKS, self.pool, staging, lambda: int(stream().cuda_stream)
+            built_library(),
+            0,
+            self.regions,
+            BLOCKS,
+            self.pool,
+            staging_bytes=staging,
+            compute=lambda: int(stream().cuda_stream),
         )
 
 

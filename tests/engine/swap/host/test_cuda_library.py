@@ -47,7 +47,9 @@ class Engine:
         self.regions = [Region(layer.ctypes.data, BYTES, BYTES) for layer in self.cache]
 
     def transfer(self, staging_bytes: int) -> CudaTransfer:
-        return CudaTransfer(self.library, 0, self.regions, BLOCKS, self.pool, staging_bytes, lambda: ENGINE)
+        return CudaTransfer(
+            self.library, 0, self.regions, BLOCKS, self.pool, staging_bytes=staging_bytes, compute=lambda: ENGINE
+        )
 
     def write(self, block: int, value: int) -> None:
         """A step that writes a block when its turn comes."""
