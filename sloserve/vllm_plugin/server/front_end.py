@@ -9,7 +9,6 @@ All times here are of the host's monotonic clock, from the arrival of a request'
 clock changes no figure and no decision. Only vLLM gets an arrival by the host's clock, which it compares with.
 """
 
-import asyncio
 import atexit
 import functools
 import weakref
@@ -43,6 +42,7 @@ from sloserve.vllm_plugin.server.live_settings import LiveSettings
 from sloserve.vllm_plugin.server.load_shown import LoadShown
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed
 from sloserve.vllm_plugin.server.output_states import OutputStates
+from sloserve.vllm_plugin.server.recurring import Recurring
 from sloserve.vllm_plugin.server.request_tasks import RequestTasks
 from sloserve.vllm_plugin.server.shared_pages import board, task_pages
 from sloserve.vllm_plugin.server.stated import StatedSLOs, key_of, prompt_text, prompt_tokens, tenant_of, warn_operator
@@ -89,7 +89,7 @@ class FrontEnd:
             orders=settings.orders_requests,
         )
         self._lengths = settings.make_lengths()
-        self._sweeping = False
+        self._sweeping = Recurring(self._sweep, SWEEP_INTERVAL_S)
         self._states = OutputStates(engine.output_processor, Tracing.of(engine.output_processor, model))
         self._pages = EnginePages()
         self._recorded = RecordedFrontEnd.begin(settings, functools.partial(front_end_stem, rank=rank), clock)
@@ -350,7 +350,8 @@ class FrontEnd:
             self._metrics.promise_refused(observed.slo.slo_class.name, ticket.why_no_promise)
         if http is not None and observed.slo.promise is not None:
             http.promised.append(promised or ticket.why_no_promise or "no-target")
-        self._keep_swept()
+        if self._boards.others:
+            self._sweeping.begin()
 
     def _first_from_s(self, request: Observed, promised: Promised) -> float:
         """Return the epoch seconds from which on a promised request comes first."""
@@ -378,19 +379,9 @@ class FrontEnd:
             http.places.clear()
             http.rejection = error.to_keep()
 
-    def _keep_swept(self) -> None:
-        """Check regularly, while requests that other processes count wait here, whether they still wait."""
-        if not self._sweeping and self._boards.others:
-            try:
-                asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
-                self._sweeping = True
-            except RuntimeError:  # called outside of the server's loop
-                pass
-
-    def _sweep(self) -> None:
-        self._sweeping = False
-        if self._admission.sweep(self._clock.monotonic_s()):
-            self._keep_swept()
+    def _sweep(self) -> bool:
+        """Find which requests still wait; return whether to look again, since other processes count them."""
+        return self._admission.sweep(self._clock.monotonic_s()) and bool(self._boards.others)
 
     def live_view(self, model: Callable[[], str]) -> LiveView:
         """Return what this server does now, for watchers.

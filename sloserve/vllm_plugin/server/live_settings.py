@@ -30,6 +30,7 @@ from sloserve.scheduler.config import SOURCE, reread
 from sloserve.scheduler.live_settings import LIVE, changes, check_live, in_order, in_words
 from sloserve.scheduler.settings import KEY, PluginSettings, plugin_settings
 from sloserve.vllm_plugin.server import engine_control
+from sloserve.vllm_plugin.server.recurring import Recurring
 from sloserve.vllm_plugin.server.server_lock import ServerLock
 
 logger = logging.getLogger(__name__)
@@ -96,8 +97,9 @@ class LiveSettings:
         self._followers: list[Callable[[PluginSettings], None]] = []
         self._changing: set[asyncio.Task[dict[str, Any]]] = set()
         self._seen: tuple[int, int] | None = None  # the published file when it was last read
+        self._looking = Recurring(self._look_again, LOOK_EVERY_S)
         if processes > 1:
-            self._keep_looking()
+            self._looking.begin()
 
     def tell(self, follower: Callable[[PluginSettings], None]) -> None:
         """Have ``follower`` called with other settings, which are valid and so must not raise."""
@@ -203,17 +205,9 @@ class LiveSettings:
                 logger.exception("sloserve cannot publish the earlier settings again")
         self._adopt(again)
 
-    def _keep_looking(self) -> None:
-        try:
-            asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look_again)
-        except RuntimeError:  # made outside of the server's loop
-            pass
-
-    def _look_again(self) -> None:
-        try:
-            self._look()
-        finally:
-            self._keep_looking()
+    def _look_again(self) -> bool:
+        self._look()
+        return True
 
     def _look(self) -> None:
         """Follow what another process published since the last look."""

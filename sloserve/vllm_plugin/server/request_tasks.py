@@ -3,7 +3,6 @@
 The engine knows a task by the hash of its name (:mod:`sloserve.engine.metrics.known_tasks`).
 """
 
-import asyncio
 import multiprocessing
 import secrets
 from hashlib import blake2b
@@ -17,6 +16,7 @@ from sloserve.engine.metrics.task_page import TaskPages
 from sloserve.engine.metrics.task_table import EndedTask, StartedCall, TaskListener
 from sloserve.scheduler.settings import PluginSettings
 from sloserve.vllm_plugin.server.observe import Observed
+from sloserve.vllm_plugin.server.recurring import Recurring
 from sloserve.vllm_plugin.server.task_predictions import TaskPredictions
 from sloserve.wire.context import HTTPContext
 from sloserve.wire.tasks import StatedTask
@@ -83,11 +83,11 @@ class RequestTasks:
             metrics: Counts tasks.
             clock: Clock of this process.
         """
-        self._metrics, self._clock, self._idle_s = metrics, clock, settings.task_idle_s
+        self._metrics, self._clock = metrics, clock
         self._class_ids = {name: number for number, name in enumerate(settings.classes.names)}
         self.known = KnownTasks(pages, settings.task_idle_s, self, server_secret(), clock)
         self._predictions = TaskPredictions(settings.max_tasks)
-        self._sweeping = False
+        self._sweeping = Recurring(self._sweep, min(settings.task_idle_s / 4, MOST_SWEEP_S))
 
     def arriving(self, http: HTTPContext | None, request: Observed, stated: StatedTask | None) -> ArrivingTask | None:
         """Return the task of a request that arrives.
@@ -139,7 +139,7 @@ class RequestTasks:
         stated, name, epoch_s = arriving.stated, arriving.name.hex(), self.known.epoch_s
         class_id = self._class_ids[request.slo.slo_class.name]
         started = self.known.call_begins(arriving, request.arrival_s, class_id, request.tenant, request_id)
-        self._keep_swept()
+        self._sweeping.begin()
         if started is None:  # this call stands alone
             return RequestTask(self, TaskCall(name, epoch_s(arriving.due_s), stated.calls, stated.last), None)
         task = started.task
@@ -187,20 +187,10 @@ class RequestTasks:
         self._predictions.task_ended(ended)
         self._metrics.task_ended(ended)
 
-    def _keep_swept(self) -> None:
-        """Look regularly for tasks that have ended by age, as long as any task is known."""
-        if not self._sweeping:
-            try:
-                asyncio.get_running_loop().call_later(min(self._idle_s / 4, MOST_SWEEP_S), self._sweep)
-                self._sweeping = True
-            except RuntimeError:  # called outside of the server's loop
-                pass
-
-    def _sweep(self) -> None:
-        self._sweeping = False
+    def _sweep(self) -> bool:
+        """End tasks by age; return whether any task is known, so that one may end later."""
         self.known.sweep()
-        if len(self.known):
-            self._keep_swept()
+        return len(self.known) > 0
 
 
 def server_secret() -> bytes:
