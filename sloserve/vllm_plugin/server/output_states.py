@@ -1,8 +1,10 @@
 """States of the requests in vLLM's output processor: its figures of each output, and whether a first token is out."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from sloserve.engine.containment import Containment
 from sloserve.vllm_plugin.server.observe import EngineCall, entering
 from sloserve.vllm_plugin.server.tracing import Tracing
 
@@ -17,6 +19,7 @@ class OutputStates:
 
     def __init__(self, output_processor: Any, tracing: Tracing | None) -> None:
         self._states, self._tracing = output_processor.request_states, tracing
+        self._contain = Containment(Counter(), "sloserve failed to find vLLM's figures of a request; it is served")
         output_processor.add_request = self._noting_outputs(output_processor.add_request)
 
     def _noting_outputs(self, stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,14 +30,17 @@ class OutputStates:
 
         def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
             added = stock(request, *args, **kwargs)
-            call, state = entering.get(), self._states.get(request.request_id)
-            if call is not None and state is not None and state.stats is not None:
-                call.figures[request.request_id] = state.stats
-                if self._tracing is not None:
-                    self._tracing.entered(state)
+            self._contain(None, self._note, request)
             return added
 
         return add_request
+
+    def _note(self, request: Any) -> None:
+        call, state = entering.get(), self._states.get(request.request_id)
+        if call is not None and state is not None and state.stats is not None:
+            call.figures[request.request_id] = state.stats
+            if self._tracing is not None:
+                self._tracing.entered(state)
 
     def is_prefilling(self, call: EngineCall) -> bool:
         """Return whether a call has no token yet, as far as this process can know."""
