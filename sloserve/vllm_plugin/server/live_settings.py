@@ -302,8 +302,9 @@ def pass_on_hangups() -> None:
             if first is not None and first.pid != os.getpid():
                 os.kill(first.pid, signal.SIGHUP)
                 return
-        except OSError:
-            pass
+        except OSError as error:  # it has ended since, or its pages cannot be read
+            warn(f"SIGHUP: no API process could be asked to read the file of settings again: {error}")
+            return
         _warn_of_start()
 
     signal.signal(signal.SIGHUP, pass_on)

@@ -321,6 +321,22 @@ def test_a_hangup_before_an_api_process_listens_does_not_end_it(
     assert "SIGHUP: the server still starts" in capsys.readouterr().err
 
 
+def test_a_hangup_that_reaches_no_api_process_says_why(
+    monkeypatch: pytest.MonkeyPatch, hangup: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreadable(*args: object) -> None:
+        raise PermissionError(13, "Permission denied", "pages")
+
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    monkeypatch.setattr(live_settings, "_has_terminal", lambda: False)
+    monkeypatch.setattr(live_settings.page_folder, "page_files", unreadable)
+    live_settings.pass_on_hangups()
+    os.kill(os.getpid(), signal.SIGHUP)
+    told = capsys.readouterr().err
+    assert "no API process could be asked" in told and "Permission denied" in told
+    assert "still starts" not in told
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_server_ends_with_its_terminal(
     alone: Process, monkeypatch: pytest.MonkeyPatch, hangup: None, capsys: pytest.CaptureFixture[str], gone: bool
