@@ -23,12 +23,11 @@ from sloserve.fleet.agent.engine_note import EngineNote
 from sloserve.fleet.agent.engine_requests import InFlightRequest, TakenRequest, line_of, passed_on, stream_of
 from sloserve.fleet.agent.engine_set import EngineSet
 from sloserve.fleet.agent.engine_spec import EngineModel, EngineProcess
+from sloserve.fleet.agent.engine_watch import EngineWatch
 from sloserve.fleet.agent.host_parts import HostParts
-from sloserve.fleet.agent.pulse import Pulse
 from sloserve.fleet.agent.recent_prefixes import RecentPrefixes
 from sloserve.fleet.agent.renewal import follow_settings
 from sloserve.fleet.agent.switch_methods import SwitchMethod
-from sloserve.fleet.agent.tenant_service import SHARE_EVERY_S, InstanceSharing
 from sloserve.fleet.contract.endpoint import (
     PREFIX_HEADER,
     DurableWork,
@@ -39,20 +38,16 @@ from sloserve.fleet.contract.endpoint import (
     read_prefixes,
 )
 from sloserve.fleet.contract.reports import InstanceReport
-from sloserve.fleet.supervised import Faults, supervised
+from sloserve.fleet.supervised import Faults
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-HEALTH_EVERY_S: Final = 1.0
-PULSE_EVERY_S: Final = 5.0
 READS_EVERY_S: Final = 0.001
 """Seconds for each read of a batch line's response: lines of one engine take a core at most 1,000 times a second."""
 READ_MAX_S: Final = 0.25
 """Most seconds between two reads of one response, after which its end is seen at the latest."""
-_PULSES: Final = 4
-"""Number of times that an engine's progress is checked within the time for which it may stop."""
 _RETRY_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds between starts of an engine that does not start; the last value repeats."""
 _HOLD_LOOK_S: Final = 0.05
@@ -113,16 +108,12 @@ class Instance:
         self._is_switching = self._is_leaving = self._is_held = False
         self._renewing = host.renewing
         self._adopted: list[Engine] = []
-        self._pulse = Pulse(host.clock)
         self._recent = RecentPrefixes()
-        self._switches = 0
-        """Number of begins and ends of switches of engines."""
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._spawn(supervised(f"{name}: health is not checked", self._check_active, HEALTH_EVERY_S))
         self._service = host.service
-        self._sharing = None if host.service is None else InstanceSharing(name, host.service, host.clock)
-        every_s = min(host.limits.hung_s / _PULSES, PULSE_EVERY_S if host.service is None else SHARE_EVERY_S)
-        self._spawn(supervised(f"{name}: progress is not checked", self._check_progress, every_s))
+        self.watch = EngineWatch(name, host, lambda: (self._engines.active, self._phase))
+        self._tasks: set[asyncio.Task[Any]] = set()
+        for loop in self.watch.loops():
+            self._spawn(loop)
 
     @property
     def name(self) -> str:
@@ -218,7 +209,7 @@ class Instance:
             if not request.durable:
                 self._report_to_work(self._durable.ended)
             if broken:
-                self._spawn(self._check_health(engine))
+                self._spawn(self.watch.check_health(engine))
 
         def pause_s() -> float:
             return min(len(engine.requests) * READS_EVERY_S, READ_MAX_S)
@@ -377,20 +368,18 @@ class Instance:
 
     async def _switch_engine(self, model: EngineModel) -> bool:
         """Switch to the model, and return whether it serves now."""
-        self._switches += 1
-        try:
-            await self._engines.switch(model)
-        except EngineError as error:
-            logger.error("%s: %s", self._name, error)
-            return False
-        except Exception:  # a fault of the agent: the engines' state is not known
-            logger.exception("%s: the switch to model %s failed", self._name, model.name)
-            await self._engines.close()
-            return False
-        finally:
-            self._switches += 1
-            self._pulse.reset()
-            self._recent.clear()
+        with self.watch.switching():
+            try:
+                await self._engines.switch(model)
+            except EngineError as error:
+                logger.error("%s: %s", self._name, error)
+                return False
+            except Exception:  # a fault of the agent: the engines' state is not known
+                logger.exception("%s: the switch to model %s failed", self._name, model.name)
+                await self._engines.close()
+                return False
+            finally:
+                self._recent.clear()
         self._phase, self._active, self._since_s = Phase.SERVING, model.name, self._clock.monotonic_s()
         self._report_to_work(self._durable.serves)
         return True
@@ -434,31 +423,6 @@ class Instance:
         engine.requests.settle()
         if self._phase is Phase.SERVING and self._active is not None:
             self._fail(self._models[self._active])
-
-    async def _check_active(self) -> None:
-        engine = self._engines.active
-        if engine is not None and self._phase is Phase.SERVING:
-            await self._check_health(engine)
-
-    async def _check_progress(self) -> None:
-        engine, switches = self._engines.active, self._switches
-        if engine is None or switches % 2 or self._phase not in (Phase.SERVING, Phase.DRAINING):
-            return
-        why = await self._pulse.stopped(engine)
-        if switches != self._switches or engine is not self._engines.active:
-            return
-        if why is not None:
-            logger.error("%s: the engine of model %s hangs, and is killed: %s", self._name, engine.model.name, why)
-            engine.kill()
-        elif self._sharing is not None:
-            await self._sharing.exchange(engine, self._pulse.service_s)
-
-    async def _check_health(self, engine: Engine) -> None:
-        """Kill an engine that is not healthy: if its core is dead, its API process may still be there to say so."""
-        if await engine.is_healthy():
-            engine.requests.settle()
-        elif engine is self._engines.active and self._phase in (Phase.SERVING, Phase.DRAINING):
-            engine.kill()
 
     def _report_to_work(self, call: Callable[[str], None]) -> None:
         with self._faults:  # faults of the durable work: engines go on

@@ -14,7 +14,7 @@ from sloserve.core.errors import EngineError
 from sloserve.core.spans import Phase
 from sloserve.core.tenants import MOST_REPORTED, MOST_TENANTS
 from sloserve.fleet.agent import agent as agent_module
-from sloserve.fleet.agent import instance as instance_module
+from sloserve.fleet.agent import engine_watch
 from sloserve.fleet.agent.agent import Agent, AgentSettings
 from sloserve.fleet.agent.engine_spec import EngineModel
 from sloserve.fleet.agent.host_fence import HostFence
@@ -131,7 +131,7 @@ def test_two_hosts_share_through_the_store_and_each_alone_without_it(
 ) -> None:
     """One host has two instances, the other one; an engine of an older version neither reports nor is told."""
     monkeypatch.setattr(agent_module, "BEAT_S", 0.02)
-    monkeypatch.setattr(instance_module, "SHARE_EVERY_S", 0.02)
+    monkeypatch.setattr(engine_watch, "SHARE_EVERY_S", 0.02)
     models = {"chat": EngineModel("chat", "chat", weights_bytes=10, max_num_seqs=4)}
 
     def agent(host: str, instances: int, launcher: Any) -> Agent:

@@ -110,7 +110,7 @@ def test_a_server_that_is_attached_serves_and_goes_on_without_the_agent(tmp_path
                 instance = agent.instances["theirs/0"]
                 assert await instance.switch("chat") and not await instance.switch("other")
                 assert await asked(gateway, agent) == reply("chat", "a", 4)
-                await instance._check_progress()
+                await instance.watch.check_progress()
                 assert agent.costs.swaps(["chat"]) == (), "a start elsewhere takes longer"
             assert not {"/sleep", "/wake_up", "/collective_rpc", "/sloserve/reload"} & set(theirs.asked)
             assert ("/sloserve/status" in theirs.asked) is (admin_key is not None)
