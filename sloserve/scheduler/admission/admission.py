@@ -40,8 +40,9 @@ from sloserve.core.predicted import Quantiles
 from sloserve.core.tenants import TenantTable
 from sloserve.scheduler.admission.backlog import Backlog, Elsewhere
 from sloserve.scheduler.admission.prediction import ArrivingRequest, Forecast, Predictor
-from sloserve.scheduler.admission.promising import OpenUse, Promising
+from sloserve.scheduler.admission.promising import Promising
 from sloserve.scheduler.admission.refusals import check_likely, check_possible, check_promise_allowed
+from sloserve.scheduler.admission.target_use import OpenUse
 from sloserve.scheduler.admission.ticket import Ticket, Together
 from sloserve.scheduler.admission.urgency import Urgency
 from sloserve.scheduler.admission.waiting_queue import Queue, WaitingPlace

@@ -34,7 +34,7 @@ argument, in seconds of a clock that is never set.
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -43,11 +43,11 @@ from sloserve.core.errors import PromiseRefused
 from sloserve.core.finished import Latency
 from sloserve.core.predicted import LEVELS
 from sloserve.core.promises import Promised
-from sloserve.core.slo import Targets
-from sloserve.estimator.conformal import ConformalQuantiles, Prediction
+from sloserve.estimator.conformal import ConformalQuantiles
 from sloserve.estimator.miss_risk import MissRisk
 from sloserve.scheduler.admission.drain_rates import SteadyRate
-from sloserve.scheduler.admission.prediction import ArrivingRequest, Figure, Forecast
+from sloserve.scheduler.admission.prediction import ArrivingRequest, Forecast
+from sloserve.scheduler.admission.target_use import OpenUse, class_factor, predicted_use, use_of
 
 MOST_WAITING: Final = 1024
 """Most requests that wait with a promise: each further promise looks at the slack of all of them."""
@@ -76,60 +76,6 @@ class _Due(Enum):
     BEGINNING = auto()
     FIRST_TOKEN = auto()
     LAST_TOKEN = auto()
-
-
-@dataclass(slots=True, eq=False)
-class OpenUse:
-    """A request with targets that has not ended.
-
-    Args:
-        slo_class: Name of its class.
-        targets: Targets of the request.
-        arrival_s: Time from which the targets count.
-        of_class: Predicted use as of any request of the class; ``None`` if it cannot be predicted.
-        of_promised: Predicted use as of a promised request; ``None`` without a promise.
-        prediction: Quantiles around it; ``None`` without a promise.
-        promised: The promise; ``None`` for none.
-        service_s: Seconds that the prompt takes of the engine.
-        slack_s: Seconds by which a promised request can be delayed further.
-        wait_s: Seconds from its arrival for which a promised request is predicted to wait for others at most.
-        waits: Whether its first token is still to come.
-        is_judged: Whether it is known that it keeps or misses its targets, or that this will never be known.
-        is_watched: Whether it was admitted and has not ended.
-        is_complete: Whether its last token is out, while it may still go on or be read.
-    """
-
-    slo_class: str
-    targets: Targets
-    arrival_s: float
-    of_class: float | None
-    of_promised: float | None = None
-    prediction: Prediction | None = None
-    promised: Promised | None = None
-    service_s: float = 0.0
-    slack_s: float = 0.0
-    wait_s: float = 0.0
-    waits: bool = True
-    is_judged: bool = False
-    is_watched: bool = False
-    is_complete: bool = False
-
-    @property
-    def least_s(self) -> float:
-        """The shorter one of the targets for the first token and the whole; 0 for targets of the pace alone."""
-        return min(
-            (limit_s for limit_s in (self.targets.ttft_s, self.targets.e2e_s) if limit_s is not None), default=0.0
-        )
-
-    @property
-    def first_from_s(self) -> float:
-        """Time from which on it comes first; without a promise the time of its arrival."""
-        return self.arrival_s + (0.0 if self.promised is None else self.promised.first_after_s)
-
-    @property
-    def due_s(self) -> float:
-        """Time of its next deadline; the arrival for targets of the pace alone."""
-        return self.arrival_s + (self.targets.next_s() or 0.0)
 
 
 @dataclass(slots=True)
@@ -181,7 +127,7 @@ class Promising:
             now_s: The present time, in seconds.
         """
         self._pass_time(now_s)
-        predicted = _use(new.slo.targets, forecast, None)
+        predicted = predicted_use(new.slo.targets, forecast, None)
         return OpenUse(new.slo.slo_class.name, new.slo.targets, new.arrival_s, predicted)
 
     def watch(self, one: OpenUse, *, streamed: bool) -> None:
@@ -218,7 +164,7 @@ class Promising:
         if not self._serves:
             raise _refused(new, "late", "no instance serves the model now")
         wait_s = self._wait_s(forecast, one.due_s)
-        use = _use(new.slo.targets, forecast, wait_s)
+        use = predicted_use(new.slo.targets, forecast, wait_s)
         if use is None or one.of_class is None or forecast.ttft is None:
             raise _refused(new, "unknown", "too few requests of its class have ended to tell")
         use = max(use, _LEAST_USE)
@@ -228,7 +174,7 @@ class Promising:
         is_safe = of_class.promised.is_at_most(most, use) or of_class.every.is_at_most(most, behind_all)
         at = next(known for known in LEVELS if known >= level)
         prediction = of_class.uses.predict(use)
-        quantile = _by_class(new.slo.targets, forecast, at) * use
+        quantile = class_factor(new.slo.targets, forecast, at) * use
         if prediction.quantiles is not None:
             quantile = prediction.quantiles[at]
         if not is_safe and quantile > 1.0:
@@ -267,7 +213,7 @@ class Promising:
         """
         assert new.slo.promise is not None
         wait_s = self._wait_s(forecast, one.due_s)
-        use = _use(new.slo.targets, forecast, wait_s)
+        use = predicted_use(new.slo.targets, forecast, wait_s)
         if use is not None:
             one.of_promised = max(use, _LEAST_USE)
             one.prediction = self._classes[one.slo_class].uses.predict(one.of_promised)
@@ -383,50 +329,6 @@ class Promising:
                 self._leave(one)
             elif not one.is_complete and (one.waits or what is _Due.LAST_TOKEN):
                 self._judge(one, None)
-
-
-def _use(targets: Targets, forecast: Forecast, wait_s: float | None) -> float | None:
-    """Return the predicted use of the targets; ``None`` if a figure is not known.
-
-    Args:
-        targets: Targets of the request.
-        forecast: Prediction of the request.
-        wait_s: Seconds that it waits for others; ``None`` for the wait of the forecast.
-    """
-    uses = []
-    for target_s, figure in _judged(targets, forecast):
-        if figure is None:
-            return None
-        waits_s = 0.0 if figure is forecast.tpot else wait_s
-        predicted_s = figure.prediction.predicted if waits_s is None else figure.unqueued_s + waits_s
-        uses.append(predicted_s / target_s)
-    return max(uses)
-
-
-def use_of(targets: Targets, latency: Latency) -> float:
-    """Return the use of the targets by a request: the largest of latency over target."""
-    found = (targets.ttft_s, latency.ttft_s), (targets.e2e_s, latency.e2e_s), (targets.pace_s, latency.tpot_s)
-    return max(actual_s / target_s for target_s, actual_s in found if target_s is not None)
-
-
-def _by_class(targets: Targets, forecast: Forecast, level: float) -> float:
-    """Return the largest factor, at least 1, by which a latency of the class exceeds its prediction at a level."""
-    factors = [1.0]
-    for _, figure in _judged(targets, forecast):
-        factor = None if figure is None else figure.factor(level)
-        factors.append(math.inf if factor is None else factor)
-    return max(factors)
-
-
-def _judged(targets: Targets, forecast: Forecast) -> Iterator[tuple[float, Figure | None]]:
-    """Yield the seconds of each target with its predicted figure, which is ``None`` if it is not known."""
-    for target_s, figure in (
-        (targets.ttft_s, forecast.ttft),
-        (targets.e2e_s, forecast.e2e),
-        (targets.pace_s, forecast.tpot),
-    ):
-        if target_s is not None:
-            yield target_s, figure
 
 
 def _refused(new: ArrivingRequest, why: str, because: str) -> PromiseRefused:

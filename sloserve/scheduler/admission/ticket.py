@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from sloserve.core.finished import Latency
 from sloserve.core.promises import Promised
 from sloserve.scheduler.admission.prediction import ArrivingRequest, Forecast, Predictor
-from sloserve.scheduler.admission.promising import OpenUse, Promising
+from sloserve.scheduler.admission.promising import Promising
+from sloserve.scheduler.admission.target_use import OpenUse
 from sloserve.scheduler.admission.waiting_queue import WaitingPlace
 
 
