@@ -48,7 +48,8 @@ from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.fleet_view import FleetView
 from sloserve.fleet.gateway.gateway import Gateway
-from sloserve.fleet.gateway.held import HeldRequest, HeldRequests
+from sloserve.fleet.gateway.held import HeldRequests
+from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.gateway.instances import COMPARED, Instances
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.prefixes import Beginning, chained

@@ -45,7 +45,8 @@ from sloserve.fleet.beside.server_figures import ServerFigures, Totals, read_fig
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.gateway_instance import SentRequest
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
-from sloserve.fleet.gateway.held import HeldRequest, HeldRequests
+from sloserve.fleet.gateway.held import HeldRequests
+from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.simulated.dispatcher import Dispatcher, Give, Operation, SimulatedView, Switch, WaitingRequest
 from sloserve.fleet.simulated.live.simulated_gateway import beginnings_of

@@ -16,7 +16,8 @@ from sloserve.fleet.beside.server_figures import ServerFigures
 from sloserve.fleet.beside.servers import Eligible, Servers
 from sloserve.fleet.gateway.gateway_instance import GatewayInstance, SentRequest
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
-from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, Hold, HoldFull
+from sloserve.fleet.gateway.held import HeldTooLong, Hold, HoldFull
+from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.gateway.instances import Instances
 
 _RETRY_S: Final = 5

@@ -9,7 +9,7 @@ from typing import Final
 from sloserve.core.slo import ClassTable, SLOClass
 from sloserve.estimator.step_time.running_fit import RunningMean
 from sloserve.fleet.contract.reports import Demand, GatewayReport
-from sloserve.fleet.gateway.held import HeldRequest
+from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.gateway.rate import Rate
 from sloserve.fleet.sizes import USUAL_OUTPUT_TOKENS
 from sloserve.fleet.streamed import Streamed, TokensAnEvent

@@ -13,7 +13,8 @@ from sloserve.fleet.gateway.accounting import RequestAccounting
 from sloserve.fleet.gateway.agent_connections import BrokenResponse, EngineResponse
 from sloserve.fleet.gateway.gateway_instance import SentRequest
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
-from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, HoldFull
+from sloserve.fleet.gateway.held import HeldTooLong, HoldFull
+from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.gateway.model_choice import ModelChoice
 from sloserve.fleet.gateway.parts import GatewayState
 from sloserve.fleet.gateway.prefixes import names_of

@@ -9,7 +9,8 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.fleet.client_routes import RESPONSES
 from sloserve.fleet.gateway.gateway_instance import SentRequest
 from sloserve.fleet.gateway.gateway_request import GatewayRequest
-from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong
+from sloserve.fleet.gateway.held import HeldTooLong
+from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.salts import FleetSecret
 

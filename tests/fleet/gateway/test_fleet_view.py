@@ -20,7 +20,7 @@ from sloserve.fleet.contract.reports import AgentReport, to_json
 from sloserve.fleet.gateway.fleet_view import COLUMNS, LOST, MOST_NAMED, FleetView
 from sloserve.fleet.gateway.gateway import Gateway
 from sloserve.fleet.gateway.gateway_instance import FRESH_S
-from sloserve.fleet.gateway.held import HeldRequest
+from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.fleet.store.store import Store, open_store

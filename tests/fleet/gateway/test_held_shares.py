@@ -17,7 +17,8 @@ from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.gateway.gateway import Gateway
 from sloserve.fleet.gateway.gateway_instance import FRESH_S
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
-from sloserve.fleet.gateway.held import HeldRequest, HeldRequests, HoldFull, held_due_after_s
+from sloserve.fleet.gateway.held import HeldRequests, HoldFull
+from sloserve.fleet.gateway.held_request import HeldRequest, held_due_after_s
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import Tenant
 from sloserve.fleet.gateway.shared_state import GatewayDependencies

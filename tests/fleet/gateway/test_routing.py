@@ -22,7 +22,8 @@ from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.gateway.gateway import Gateway
 from sloserve.fleet.gateway.gateway_instance import FRESH_S
 from sloserve.fleet.gateway.gateway_request import GatewayRequestReader
-from sloserve.fleet.gateway.held import HeldRequest, HeldTooLong, Hold, HoldFull
+from sloserve.fleet.gateway.held import HeldTooLong, Hold, HoldFull
+from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import LOCAL, Tenant
 from sloserve.fleet.gateway.limits import RequestPlaces

@@ -7,7 +7,8 @@ import pytest
 
 from sloserve.core.spans import Phase
 from sloserve.fleet.contract.plan_in_force import PlanInForce, PlannedGroup
-from sloserve.fleet.gateway.held import HeldRequest, HeldRequests
+from sloserve.fleet.gateway.held import HeldRequests
+from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.prediction import Work
 from sloserve.fleet.gateway.sessions import Home, Sessions

@@ -18,7 +18,8 @@ from sloserve.fleet.contract.reports import AgentReport, InstanceReport
 from sloserve.fleet.gateway import watch
 from sloserve.fleet.gateway.agent_connections import AgentConnections, AgentState
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.held import HeldRequest, Hold
+from sloserve.fleet.gateway.held import Hold
+from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.metrics import GatewayMetrics
 from sloserve.fleet.gateway.parts import GatewayState

@@ -19,7 +19,7 @@ from sloserve.fleet.contract.reports import (
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.demand import DemandMeter
-from sloserve.fleet.gateway.held import HeldRequest
+from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.planning.plan_reader import PlanReader
 from sloserve.fleet.planning.planning_task import LEASE_S, Planning
 from sloserve.fleet.planning.snapshot import ALIVE_S, LiveMembers, Swaps, fleet_state, plan_settings, serving_of

@@ -12,7 +12,8 @@ from sloserve.fleet.contract.reports import AgentReport, GatewayReport
 from sloserve.fleet.fleet import Fleet
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.gateway_instance import SentRequest
-from sloserve.fleet.gateway.held import HeldRequest, HeldRequests, HoldFull, comes_first_after_s, held_due_after_s
+from sloserve.fleet.gateway.held import HeldRequests, HoldFull
+from sloserve.fleet.gateway.held_request import HeldRequest, comes_first_after_s, held_due_after_s
 from sloserve.fleet.gateway.instances import COMPARED, Instances
 from sloserve.fleet.gateway.prediction import Pace, Work
 from sloserve.fleet.gateway.prefixes import Beginning, chained
