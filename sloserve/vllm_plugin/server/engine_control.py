@@ -161,7 +161,7 @@ async def status(async_llm: Any) -> list[dict[str, Any]]:
     return answers
 
 
-async def answered(async_llm: Any) -> None:
+async def await_responses(async_llm: Any) -> None:
     """Return once every engine rank has responded, with whatever result; that may be never."""
     await call_all(async_llm, "sloserve_status", limit_s=None)
 

@@ -34,7 +34,7 @@ from sloserve.engine.recording.front_end import RecordedFrontEnd
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.admission.waiting_queue import SWEEP_INTERVAL_S, WaitingPlace
 from sloserve.scheduler.settings import PluginSettings, plugin_settings
-from sloserve.vllm_plugin.server import whose_call
+from sloserve.vllm_plugin.server import request_of_call
 from sloserve.vllm_plugin.server.core_check import CoreCheck
 from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
@@ -133,8 +133,8 @@ class FrontEnd:
         """
         self._stated.check_key()
         http = context.current.get()
-        accepted = whose_call.accepted_for(http)
-        request = whose_call.goes_on(http, accepted[0].observed if len(accepted) == 1 else None)
+        accepted = request_of_call.accepted_for(http)
+        request = request_of_call.goes_on(http, accepted[0].observed if len(accepted) == 1 else None)
         if request is not None:
             return self._further_call(http, request, sampling_params, priority)
         resolved = self._stated.read(http, sampling_params, priority, session_id)
@@ -164,8 +164,8 @@ class FrontEnd:
             use.prompt(prompt_tokens(prompt))
         if http is not None:
             observed.is_answered = not http.says_end
-            http.requests.append(whose_call.AcceptedRequest(self, observed))
-        whose_call.made_call(http, observed)
+            http.requests.append(request_of_call.AcceptedRequest(self, observed))
+        request_of_call.made_call(http, observed)
         self.drain.in_flight += 1
         return call
 
@@ -302,8 +302,8 @@ class FrontEnd:
         task: ArrivingTask | None,
     ) -> None:
         observed, now_s = call.request, self._clock.monotonic_s()
-        accepted = whose_call.accepted_for(http)
-        observed.together = whose_call.together_with(accepted[-1].observed if accepted else None)
+        accepted = request_of_call.accepted_for(http)
+        observed.together = request_of_call.together_with(accepted[-1].observed if accepted else None)
         if task is not None:
             observed.together.is_let_in = task.is_let_in
         slo = observed.slo if task is None else task.slo_at_admission(observed.slo, observed.arrival_s)

@@ -53,7 +53,7 @@ def has_failed(engine: Any) -> bool:
 async def core_hangs(engine: Any) -> bool:
     """Return whether the core behind this engine client has not responded for too long; see :mod:`.core_check`."""
     front_end = front_end_of(engine)
-    return front_end is not None and await front_end.core_check.hangs(lambda: engine_control.answered(engine))
+    return front_end is not None and await front_end.core_check.hangs(lambda: engine_control.await_responses(engine))
 
 
 def count_stopped(engine: Any) -> None:
