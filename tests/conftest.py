@@ -113,6 +113,26 @@ def _loaded() -> set[str]:
     return {name for name in _LARGE if getattr(sys.modules.get(name), "__file__", None)}
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """In a run without slow tests, no module loads one of the large libraries when it is read."""
+    before = _loaded()
+    report = yield
+    loaded = sorted(_loaded() - before)
+    if (
+        loaded
+        and isinstance(collector, pytest.Module)
+        and collector.config.option.markexpr.startswith("not slow and not vllm")
+    ):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{collector.nodeid} loads {', '.join(loaded)}; import it in slow tests, or mark the module slow"
+        )
+    return report
+
+
 @contextmanager
 def _noting_what_a_failure_leaves(item: pytest.Item) -> Iterator[None]:
     """Note what ran before the block, if the block fails, so that what it has started can be killed."""
