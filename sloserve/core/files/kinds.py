@@ -4,6 +4,7 @@ A command that is given a file of another kind says what the file is, and which 
 stand in its JSON schema; of a kind without a schema, the few keys count by which its readers know it.
 """
 
+import functools
 import gzip
 import json
 import re
@@ -160,6 +161,7 @@ def _likeness(name: str, kind: FileKind, content: Mapping[str, Any]) -> float:
     return known / (known + strange) if known else 0.0
 
 
+@functools.cache
 def _schema(name: str) -> Mapping[str, Any]:
     """Return the schema of a kind of file, as it is shipped; an empty one if it cannot be read."""
     try:
