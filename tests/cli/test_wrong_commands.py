@@ -2,29 +2,18 @@
 
 import os
 import socket
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.cli.forked_commands import ROOT, ForkedCommands, forked_commands, run_afresh
+from tests.whole import WHOLE
+
 PAGE = ROOT / "docs" / "wrong-commands.md"
 
 CPU_S = 3.0
 """Most CPU seconds that an answer may take. It takes 0.2 to 1.3; loading vLLM alone takes 8."""
-
-RUN = """
-import sys
-sys.modules.update(dict.fromkeys(filter(None, sys.argv.pop(1).split(","))))
-from sloserve.cli import main
-try:
-    main()
-finally:
-    for large in {"vllm", "torch"} & sys.modules.keys():
-        print(large, "was imported", file=sys.stderr)
-"""
-"""The command, where the modules of the first argument are not installed."""
 
 FLEET = "configs/fleet-tiny.yaml"
 EDGE = ("edge", "--upstream", "https://127.0.0.1:1")
@@ -162,10 +151,22 @@ ALL = {name: ("", *row) for name, row in WRONG.items()} | {
 }
 
 
+AFRESH = frozenset(
+    {"no model", "a profile without a model", "no server to load", "nothing to check", "a command mistyped", *WITHOUT}
+)
+"""Commands of a process of their own, at least one of each kind; ``make whole`` runs all so."""
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCommands]:
+    with forked_commands(tmp_path_factory.mktemp("forked")) as commands:
+        yield commands
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", ALL)
-def test_a_wrong_command_is_one_line_and_soon(mistake: str, tmp_path: Path) -> None:
-    lacks, arguments, message = ALL[mistake]
+def test_a_wrong_command_is_one_line_and_soon(mistake: str, tmp_path: Path, forked: ForkedCommands) -> None:
+    lacks, words, message = ALL[mistake]
     bad = tmp_path / "bad.yaml"
     bad.write_text("polcy: edf\n")
     rankless = tmp_path / "rankless.yaml"
@@ -174,14 +175,15 @@ def test_a_wrong_command_is_one_line_and_soon(mistake: str, tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as taken:
         stands_for = {"TAKEN": str(taken.getsockname()[1]), "STATE": str(tmp_path), "BAD": str(bad)}
         stands_for["RANKLESS"] = str(rankless)
-        command = [sys.executable, "-c", RUN, lacks, *(stands_for.get(word, word) for word in arguments)]
-        before = os.times()
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=ROOT)
-    took_s = os.times().children_user + os.times().children_system - before.children_user - before.children_system
-    print(f"{mistake}\t{took_s:.1f}\t{ended.stderr.strip()}")
+        arguments = [stands_for.get(word, word) for word in words]
+        if WHOLE or mistake in AFRESH:
+            ended = run_afresh(arguments, environment, list(filter(None, [lacks])))
+        else:
+            ended = forked.run(arguments, environment)
+    print(f"{mistake}\t{ended.cpu_s:.1f}\t{ended.stderr.strip()}")
     assert ended.returncode == 2 and ended.stdout == ""
     assert ended.stderr.startswith("sloserve: ") and ended.stderr.count("\n") == 1 and message in ended.stderr
-    assert took_s < CPU_S, f"{mistake} took {took_s:.1f} CPU s"
+    assert ended.cpu_s < CPU_S, f"{mistake} took {ended.cpu_s:.1f} CPU s"
 
 
 def test_the_page_shows_messages_of_the_commands_above() -> None:
