@@ -5,7 +5,7 @@ serve fewer cases in one function ask :data:`WHOLE` instead.
 """
 
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
 from typing import Any, Final
 
 import pytest
@@ -19,6 +19,21 @@ SKIPPED: Final = pytest.mark.skip(reason="part of make whole (SLOSERVE_TESTS=who
 def sampled(values: Iterable[Any], kept: Container[Any]) -> list[Any]:
     """Return values for ``parametrize``, of which ``make test`` runs those that are ``kept``."""
     return [value if value in kept else pytest.param(value, marks=pytest.mark.whole) for value in values]
+
+
+def first_of_each(values: Iterable[Any], *axes: Callable[[Any], Hashable]) -> list[Any]:
+    """Return values for ``parametrize``, of which ``make test`` runs those in which something comes first.
+
+    Args:
+        values: the cases.
+        axes: each returns one aspect of a case, such as its policy.
+    """
+    seen, found = set[tuple[int, Hashable]](), []
+    for value in values:
+        shown = {(number, aspect(value)) for number, aspect in enumerate(axes)}
+        found.append(pytest.param(value, marks=pytest.mark.whole if shown <= seen else ()))
+        seen |= shown
+    return found
 
 
 def skip_the_rest(items: Iterable[pytest.Item]) -> None:

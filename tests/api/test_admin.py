@@ -216,6 +216,7 @@ def test_reload_knows_how_many_processes_hold_names(monkeypatch: pytest.MonkeyPa
     assert says(answer, 409) == "parked; unpark it" and given == [engine, None, "/models/b", "b", 3]
 
 
+@pytest.mark.slow
 def test_settings_are_shown_and_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     sections: list[dict[str, Any]] = []
 

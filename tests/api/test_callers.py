@@ -143,6 +143,7 @@ def test_without_a_known_key_no_byte_of_a_body_is_read(site: Site, path: str, sh
     assert b"no key of this server is shown" in end["body"] and site.seen == []
 
 
+@pytest.mark.slow
 def test_errors_have_the_form_of_their_route(site: Site) -> None:
     openai, anthropic = site.ask("/v1/completions").json(), site.ask("/v1/messages").json()
     assert openai["error"]["code"] == 401 and openai["error"]["type"] == "Unauthorized"
@@ -345,6 +346,7 @@ def test_the_example_is_a_file_of_keys() -> None:
     assert found["monitoring"].metrics and not found["monitoring"].may_use("chat")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trusted", "counts"), [(["127.0.0.1"], True), (["203.0.113.9"], False), (["203.0.113.0/24", "::1"], False)]
 )

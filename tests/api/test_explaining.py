@@ -39,6 +39,7 @@ def asked(explainer: Explaining, settings: PluginSettings, query: bytes = b"requ
     return bounded.run(explainer.answer(settings, query, NOW_S))
 
 
+@pytest.mark.slow
 def test_the_command_reads_this_server_s_recording_at_the_lowest_priority_and_without_keys(
     settings: PluginSettings, tmp_path: Path
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_server_without_a_recording_says_so(kept: PluginSettings | None) -> No
         recorded(kept)
 
 
+@pytest.mark.slow
 def test_one_at_a_time(settings: PluginSettings) -> None:
     async def both() -> Any:
         explainer = saying(SHOWN)
@@ -105,6 +107,7 @@ def test_one_at_a_time_also_where_a_client_has_left(settings: PluginSettings, tm
     bounded.run(leave())
 
 
+@pytest.mark.slow
 def test_mistakes_doubts_and_failures_of_the_command(settings: PluginSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="^request 7: was in time$"):
         asked(saying("import sys; print('sloserve: request 7: was in time', file=sys.stderr); sys.exit(2)"), settings)
@@ -116,6 +119,7 @@ def test_mistakes_doubts_and_failures_of_the_command(settings: PluginSettings, m
         asked(saying("print('x' * 5000)"), settings)
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_or_outlives_the_server_is_ended(
     settings: PluginSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_one_application_is_served_both_ways() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_clients_are_told_as_soon_as_the_engine_takes_no_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else they are told once the port on TCP is closed, which is after all requests have ended."""
 

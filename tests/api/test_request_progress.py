@@ -143,6 +143,7 @@ def test_middleware_that_compresses_leaves_the_stream_as_it_is(is_inside: bool) 
     assert answer.text == (TOKENS if is_inside else LINE * 2 + TOKENS)
 
 
+@pytest.mark.slow
 def test_comments_come_over_http_3() -> None:
     first_token = asyncio.Event()
 

@@ -59,6 +59,7 @@ def test_requests_in_progress_count_in_all_processes(processes: Processes) -> No
         two.admit(LIMITED, held)
 
 
+@pytest.mark.slow
 def test_a_limit_per_minute_holds_for_all_processes_together(processes: Processes) -> None:
     admitted = 0
     for turn in range(300):
@@ -92,6 +93,7 @@ def test_tokens_of_others_count_after_an_exchange(processes: Processes) -> None:
             limits.admit(OTHER, held)
 
 
+@pytest.mark.slow
 def test_use_of_long_ago_that_is_learned_regularly_is_not_charged_again(processes: Processes) -> None:
     one, two, _ = processes.limits
     for _ in range(600):

@@ -35,6 +35,7 @@ def agreed(fake: FakeServer, like: WorkloadRequest, prompts: Any, api: Api = Api
     return bounded.run(run())
 
 
+@pytest.mark.slow
 def test_the_first_model_is_taken_and_its_context_known(fake: FakeServer) -> None:
     assert opened(fake.url) == (fake.url, "fake", 4096)
     assert opened(fake.url + "/v1/", "fake") == (fake.url, "fake", 4096)

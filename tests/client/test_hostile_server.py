@@ -163,6 +163,7 @@ def test_no_data_of_events_raises(data: list[str]) -> None:
     assert (np.diff(times_s) >= 0.0).all()
 
 
+@pytest.mark.slow
 @given(st.sampled_from([200, 200, 200, 204, 302, 408, 429, 500, 503, 599]), headers, st.booleans(), bodies, st.data())
 def test_every_answer_ends_one_request(status: int, more: Any, is_stream: bool, body: bytes, data: Any) -> None:
     sizes = data.draw(st.lists(st.integers(1, 50), min_size=1, max_size=5))

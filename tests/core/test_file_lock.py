@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sloserve.core.file_lock import OwnLock, holder_of
 
 
+@pytest.mark.slow
 def test_the_holder_of_a_lock_is_known_while_it_holds_it(tmp_path: Path) -> None:
     path = tmp_path / "a.lock"
     assert holder_of(path) is None, "no file"

@@ -52,6 +52,7 @@ def section(place: str) -> str:
     raise AssertionError(f"{name} has no heading with the anchor {anchor}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", ANSWERS)
 def test_a_question_is_answered_within_two_clicks(question: str) -> None:
     place, contents = ANSWERS[question]

@@ -24,6 +24,7 @@ from sloserve.scheduler.settings import PluginSettings
 from sloserve.scheduler.share_settings import ShareSettings
 from sloserve.sim.model.engine import ModelEngine
 from tests.snapshots import make_snapshot
+from tests.whole import sampled
 
 PACE = EnginePace(step_s=0.02, full_s=0.1, prompt_token_s=0.0001, token_s=0.001, step_wait_s=0.02)
 A, B, C = 1, 2, 3
@@ -241,9 +242,10 @@ def attainment(policy: str, requests: list[WorkloadRequest], shares: object, by:
     return {tenant: float(np.mean(of_tenant)) for tenant, of_tenant in met.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
-    ["fcfs", "auto", "edf", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)],
+    sampled(["fcfs", "auto", "edf", *OTHERS], ["fcfs", "auto", "edf"]),
 )
 def test_nobody_pays_for_the_burst_of_another_tenant(policy: str) -> None:
     requests = burst()
@@ -262,7 +264,8 @@ def two_heavy_and_many_light() -> list[WorkloadRequest]:
     ]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", pytest.param("edf", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["fcfs", "edf"])
 def test_of_two_tenants_beyond_their_shares_the_one_that_had_less_comes_first(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +276,7 @@ def test_of_two_tenants_beyond_their_shares_the_one_that_had_less_comes_first(
     assert found["b"] > attainment(policy, requests, {})["b"] + 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fcfs", "auto"])
 def test_a_hot_adapter_takes_no_more_than_its_part_of_the_tenants_share(policy: str) -> None:
     requests = [replace(one, tenant="a", adapter=one.tenant) for one in burst()]
@@ -281,7 +285,8 @@ def test_a_hot_adapter_takes_no_more_than_its_part_of_the_tenants_share(policy: 
         assert found[adapter] > without[adapter] + 0.05
 
 
-@pytest.mark.parametrize("policy", ["auto", "edf", pytest.param("econo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", sampled(["auto", "edf", "econo"], ["auto", "edf"]))
 def test_many_equal_tenants_do_not_preempt_each_other(policy: str) -> None:
     """Each of fifty sends four requests."""
     requests = [replace(one, tenant=f"t{i % 50}") for i, one in enumerate(burst()[:200])]
@@ -293,11 +298,13 @@ def test_many_equal_tenants_do_not_preempt_each_other(policy: str) -> None:
     assert preemptions[1] <= preemptions[0] + 0.1 * len(requests)
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "auto", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", sampled(["fcfs", "auto", *OTHERS], ["fcfs", "auto"]))
 def test_with_one_tenant_every_decision_stays(policy: str) -> None:
     assert_same_with_shares(policy, {})
 
 
+@pytest.mark.slow
 def test_under_fcfs_nobody_ages_among_the_requests_of_one_tenant() -> None:
     """Requests wait for longer than they age; they were protected, and others preempted in their place."""
     classes = {"interactive": {"rank": 0, "aged_after_s": 2.0}}

@@ -95,6 +95,7 @@ def test_no_figure_or_time_makes_a_decision_fail(figures: dict[str, float], at_s
     assert np.isfinite(shares.balances(both_wait().rows, now_s).debt_s).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["auto", "edf"])
 def test_with_nothing_elsewhere_every_decision_stays(policy: str) -> None:
     times: list[Any] = []

@@ -49,6 +49,7 @@ def test_coverage_while_the_scores_drift(seed: int, delay: int) -> None:
     assert 0.45 <= kept[:, 1].mean() <= 0.55
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("factor", [5.0, 0.2])
 def test_coverage_is_right_again_soon_after_a_change_of_regime(seed: int, factor: float) -> None:
@@ -244,6 +245,7 @@ class InFlight:
                 self.calibration.observe(self.predictions[i], what - 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaving", [0.0, 0.2, 0.6])
 def test_clients_that_leave_do_not_bias_the_coverage(leaving: float) -> None:
     """What clients that left would have seen counts as well, which the calibration never learns."""

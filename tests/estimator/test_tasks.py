@@ -80,6 +80,7 @@ def test_the_rest_of_a_task_sums_calls_and_tools(calling: bool) -> None:
     assert done.quantiles[0.9] == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_quantiles_of_the_rest_hold_for_tasks_of_random_length_and_times() -> None:
     rng = np.random.default_rng(5)
     habits, rests = TaskHabits(), []

@@ -53,6 +53,7 @@ def test_each_alert_fires_and_does_not_fire_as_its_series_say() -> None:
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
+@pytest.mark.slow
 def test_each_alert_has_series_that_fire_it_and_series_that_do_not() -> None:
     tests = [one for test in yaml.safe_load(SERIES.read_text())["tests"] for one in test.get("alert_rule_test", [])]
     fired = {one["alertname"] for one in tests if one["exp_alerts"]}
@@ -87,6 +88,7 @@ def _samples(labels: set[str]) -> list[list[str]]:
     return [[*others, *level] for level in levels]
 
 
+@pytest.mark.slow
 def test_every_query_of_the_rules_can_be_answered(metrics_text: str) -> None:
     """Recorded series count as metrics, with the labels that their rules keep."""
     recorded = "".join(

@@ -242,6 +242,7 @@ def test_a_few_bytes_that_are_much_work_end_the_connection(kind: str, frames: by
     run(test())
 
 
+@pytest.mark.slow
 def test_a_stopping_listener_ends_what_it_began_and_takes_no_more(virtually: Any) -> None:
     async def test(loop: Any) -> None:
         go = asyncio.Event()

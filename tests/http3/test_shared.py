@@ -32,6 +32,7 @@ async def visit(listener: Listener) -> H3Client:
     return await connect("127.0.0.1", listener.port, trusting(), settled=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("GET", 304)])
 def test_an_answer_without_a_body_may_state_its_length(virtually: Any, method: str, status: int) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -43,6 +43,7 @@ def test_a_level_keeps_the_order_that_it_has() -> None:
     assert by_level(np.array([3, 1, 0, 2]), np.array([1, 0, 0, 1])).tolist() == [1, 2, 3, 0]
 
 
+@pytest.mark.slow
 @given(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=8),
     half_life_s=st.sampled_from([30.0, 1e9]),

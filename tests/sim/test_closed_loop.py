@@ -84,6 +84,7 @@ def assert_same(ours: RunLog, theirs: RunLog) -> None:
         assert np.array_equal(mine.token_times_s, other.token_times_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [None, "edf", "auto"])
 def test_an_open_loop_is_served_step_by_step_as_in_an_open_run(policy: str | None) -> None:
     workload = random_workload(np.random.default_rng(3))
@@ -113,6 +114,7 @@ def test_a_call_arrives_its_tools_time_after_the_call_before_ended_and_hits_all_
             assert call.cached_tokens == with_kv // BLOCK * BLOCK == before.request.prompt_tokens + BLOCK
 
 
+@pytest.mark.slow
 def test_the_same_source_gives_the_same_run() -> None:
     tight = replace(SETTINGS, kv_blocks=40, max_model_len=640)
     runs = [run_closed_loop(engine("auto", tight), Chains(tasks=6, gap_s=0.02, tool_s=0.05)) for _ in range(2)]
@@ -126,6 +128,7 @@ def test_a_request_that_follows_does_not_wait_for_one_that_was_given_before_and_
     assert waits_s == pytest.approx([0.0] * 8, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [None, "auto"])
 def test_a_client_that_leaves_aborts_its_request_and_its_task_ends_there(policy: str | None) -> None:
     tight = replace(SETTINGS, kv_blocks=40, max_model_len=640, max_num_seqs=2)

@@ -286,6 +286,7 @@ def service_s(engine: str, tenant_shares: str | None) -> dict[str, float] | None
     return run.log.tenant_service_s
 
 
+@pytest.mark.slow
 def test_tenants_have_shares_where_they_are_asked_for() -> None:
     assert service_s("model", None) is None
     equal, weighted = service_s("model", "equal"), service_s("model", "acme=2")

@@ -33,6 +33,7 @@ def run(*argv: object) -> Any:
     return root.app(["explain", *(str(one) for one in argv)], standalone_mode=False)
 
 
+@pytest.mark.slow
 def test_the_late_ones_are_listed_and_the_worst_is_explained(
     folder: Path, recording: Recording, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,6 +49,7 @@ def test_the_late_ones_are_listed_and_the_worst_is_explained(
     assert "without the largest request beside it" in out
 
 
+@pytest.mark.slow
 def test_a_request_is_found_by_rank_and_number(
     folder: Path, recording: Recording, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +61,7 @@ def test_a_request_is_found_by_rank_and_number(
     assert told["missed"]["ttft"]["was_s"] > told["missed"]["ttft"]["limit_s"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_replayed_as_it_was_exits_with_3(
     folder: Path, capsys: pytest.CaptureFixture[str], recording: Recording, tmp_path: Path
 ) -> None:
@@ -79,6 +82,7 @@ def test_what_cannot_be_replayed_as_it_was_exits_with_3(
     assert "No cause is named, since the replay of what ran has the request in time" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_names_of_requests_are_checked(folder: Path) -> None:
     for argv, message in (
         (("chatcmpl-7",), "request ids are not recorded"),

@@ -1,5 +1,6 @@
 """Recorded plans come out the same when they are made again, of every policy."""
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from sloserve.sim.model.engine import ModelEngine
 from sloserve.sim.model.planned import PlannedScheduler
 from sloserve.sim.recorded_plans import Checked, PlanCheck, check_plans
 from tests.sim.model.cases import SCARCE, SLOTS, Case, cases, generated
+from tests.whole import first_of_each, sampled
 
 HEAD = SegmentHead(FORMAT, 100.0, {}, PluginSettings().as_config(), "edf", None, 64, [])
 
@@ -62,7 +64,12 @@ def plans(events: list[Event]) -> list[PlanMade]:
     return [event for event in events if isinstance(event, PlanMade)]
 
 
-@pytest.mark.parametrize("case", all_cases(), ids=lambda case: f"{case.name}-{case.policy}")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    first_of_each(all_cases(), lambda case: case.name, lambda case: case.policy.partition(":")[0]),
+    ids=lambda case: f"{case.name}-{case.policy}",
+)
 def test_all_plans_repeat(case: Case) -> None:
     events = recorded(case)
     found = checked(events)
@@ -74,7 +81,18 @@ def case_of(policy: str) -> Case:
     return Case("kv-scarce", policy, SCARCE, generated("sharegpt-bursts", 40, 20.0, 2))
 
 
-@pytest.mark.parametrize("policy", ["auto", "qlm", "andes", "econo", "sa"])
+@functools.cache
+def _recorded_edf() -> tuple[Event, ...]:
+    return tuple(recorded(case_of("edf")))
+
+
+def recorded_edf() -> list[Event]:
+    """Return what a run under edf records."""
+    return list(_recorded_edf())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", sampled(["auto", "qlm", "andes", "econo", "sa"], ["auto", "qlm"]))
 def test_being_recorded_changes_no_decision(policy: str) -> None:
     case = case_of(policy)
 
@@ -87,8 +105,9 @@ def test_being_recorded_changes_no_decision(policy: str) -> None:
     assert tokens(True) == tokens(False)
 
 
+@pytest.mark.slow
 def test_a_changed_snapshot_or_answer_is_found() -> None:
-    events = recorded(case_of("edf"))
+    events = recorded_edf()
     at = max(i for i, event in enumerate(events) if isinstance(event, PlanMade) and event.plan and event.plan[1])
     made = events[at]
     assert isinstance(made, PlanMade) and made.plan is not None and made.plan[1] is not None
@@ -98,8 +117,9 @@ def test_a_changed_snapshot_or_answer_is_found() -> None:
     assert found.plans - found.repeated == 1 and found.differing == [(len(plans(events[: at + 1])), made.at_s)]
 
 
+@pytest.mark.slow
 def test_without_its_beginning_plans_are_made_from_the_first_whole_rows() -> None:
-    events = recorded(case_of("edf"))
+    events = recorded_edf()
     assert len(events) > 3 * WHOLE_EVERY
     repeated = [i for i, event in enumerate(events) if isinstance(event, PolicyBegan) and event.goes_on]
     found = checked(events[repeated[1] - 40 :])
@@ -107,13 +127,15 @@ def test_without_its_beginning_plans_are_made_from_the_first_whole_rows() -> Non
     assert found.plans == len(plans(events[repeated[1] :]))
 
 
+@pytest.mark.slow
 def test_what_follows_a_loss_is_not_checked() -> None:
-    events = recorded(case_of("edf"))
+    events = recorded_edf()
     half = len(events) // 2
     found = checked([*events[:half], Lost(1.0, 3), *events[half + 3 :]])
     assert found.lost and found.plans == found.repeated == len(plans(events[:half]))
 
 
+@pytest.mark.slow
 def test_a_policy_that_fails_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from sloserve.scheduler.edf import EDF
 
@@ -131,6 +153,7 @@ def test_a_policy_that_fails_fails_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert checked(events).repeated == len(plans(events))
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_log_ends_it_and_no_plan(caplog: pytest.LogCaptureFixture) -> None:
     case, events = case_of("edf"), list[Event]()
 
@@ -146,6 +169,7 @@ def test_a_fault_of_the_log_ends_it_and_no_plan(caplog: pytest.LogCaptureFixture
     assert not log.counters.get("plan_errors") and all(one.outcome == "completed" for one in log.requests)
 
 
+@pytest.mark.slow
 def test_the_command_says_how_many_repeat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root.import_commands()
     events = recorded(case_of("auto"))
@@ -165,10 +189,11 @@ def test_the_command_says_how_many_repeat(tmp_path: Path, capsys: pytest.Capture
     assert shown["repeated"] < shown["plans"] == count and shown["differing"][0]["plan"] >= 1
 
 
+@pytest.mark.slow
 def test_a_recording_without_plans_or_with_broken_rows_is_refused(tmp_path: Path) -> None:
     began = PolicyBegan(1.0, "edf", 0, False, False, [[1, 16, 0, 0, 0, 0, 0, 0, 0]], 0, 4096)
     broken = RowsSeen(64, 0, True, [(0, ["seq"], b"", b"123")])
-    events = recorded(case_of("edf"))
+    events = recorded_edf()
     made = next(event for event in events if isinstance(event, PlanMade))
     for name, written, says in (
         ("none-1-rank0", [HEAD], "the recording has no plans; sloserve serve --record plans"),

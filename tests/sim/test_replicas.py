@@ -38,6 +38,7 @@ def ends(log: RunLog) -> Sequence[float | None]:
     return [one.finish_s for one in log.requests]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_one_replica_is_the_engine_itself(seed: int) -> None:
     requests = random_workload(np.random.default_rng(seed))
@@ -49,6 +50,7 @@ def test_one_replica_is_the_engine_itself(seed: int) -> None:
     assert (found.counters, found.token_budget) == (alone.counters, alone.token_budget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [math.inf, 8, 1])
 def test_each_request_is_served_once_and_runs_are_equal(places: float) -> None:
     requests = random_workload(np.random.default_rng(7))
@@ -62,6 +64,7 @@ def test_each_request_is_served_once_and_runs_are_equal(places: float) -> None:
     assert np.all(np.diff(found.steps.end_s) >= 0.0)
 
 
+@pytest.mark.slow
 def test_more_replicas_keep_more_targets() -> None:
     kept = [
         summarize(serve_replicated(engine, rush(120), count, places=lambda _: 8), policy="edf", seed=0, rps=20.0)
@@ -71,6 +74,7 @@ def test_more_replicas_keep_more_targets() -> None:
     assert attained[0] < attained[1] < attained[2]
 
 
+@pytest.mark.slow
 def test_a_full_fleet_serves_the_first_deadline_first() -> None:
     late = [request(f"late{k}", 0.01 * k, ttft_s=60.0) for k in range(6)]
     urgent = request("urgent", 0.1, ttft_s=1.0)
@@ -82,11 +86,13 @@ def test_a_full_fleet_serves_the_first_deadline_first() -> None:
     assert all(one.stages is not None for one in found.requests)
 
 
+@pytest.mark.slow
 def test_no_replica_has_more_requests_than_places() -> None:
     found = serve_replicated(engine, rush(40, gap_s=0.0), 2, places=lambda _: 3)
     assert int(found.steps.running.max()) == 3 and int(found.steps.waiting.max()) <= 3
 
 
+@pytest.mark.slow
 def test_places_for_some_requests_alone_are_left_to_them() -> None:
     lines = [request(f"line{k}", 0.01 * k, ttft_s=60.0) for k in range(6)]
     stream = request("stream", 0.1, ttft_s=90.0)
@@ -96,6 +102,7 @@ def test_places_for_some_requests_alone_are_left_to_them() -> None:
     assert int(found.steps.running.max()) == 3
 
 
+@pytest.mark.slow
 def test_a_request_that_an_engine_refuses_leaves_its_place_to_the_next() -> None:
     requests = [request("fits", 0.0), request("too long", 0.1, prompt_tokens=5000), request("waits", 0.2)]
     found = serve_replicated(engine, requests, 1, places=lambda _: 1)
@@ -108,6 +115,7 @@ def test_a_request_that_no_engine_had_is_lost() -> None:
     assert [one.outcome for one in log.requests] == [Outcome.COMPLETED, Outcome.LOST]
 
 
+@pytest.mark.slow
 def test_progress_is_reported_and_may_end_a_run() -> None:
     seen: list[int] = []
     serve_replicated(engine, rush(400), 2, on_progress=seen.append)

@@ -31,6 +31,7 @@ def logs(**flags: Any) -> dict[str, RunLog]:
     return {run.policy: run.log for run in run_experiment(experiment(**flags))}
 
 
+@pytest.mark.slow
 def test_a_run_has_the_figures_of_its_tasks() -> None:
     (run,) = run_experiment(experiment(policy="auto", task_hints="deadline,calls=3,last"))
     record, tasks = run.record(), run.log.tasks
@@ -49,6 +50,7 @@ def test_a_run_has_the_figures_of_its_tasks() -> None:
         assert (r.request.call.key, r.request.call.calls) == (task.key, 3 * task.calls)
 
 
+@pytest.mark.slow
 def test_a_task_is_due_after_twice_its_latency_on_an_idle_engine_and_five_seconds() -> None:
     ours = experiment(policy="stock", task_rate="0.001")
     (run,) = run_experiment(ours)
@@ -64,6 +66,7 @@ def test_a_task_that_no_engine_of_this_size_can_serve_names_the_remedy() -> None
         logs(kv_blocks=60)
 
 
+@pytest.mark.slow
 def test_tasks_run_on_an_engine_with_swap_space() -> None:
     found = logs(policy="stock,auto", swap_space_gib=1.0, task_count=2)
     assert [len(log.tasks or ()) for log in found.values()] == [2, 2]
@@ -78,6 +81,7 @@ def test_runs_do_not_depend_on_the_number_of_processes() -> None:
     assert alone == pooled
 
 
+@pytest.mark.slow
 def test_tasks_are_tuned_by_how_many_end_in_time() -> None:
     from sloserve.sim.tuning import evaluator
 
@@ -86,6 +90,7 @@ def test_tasks_are_tuned_by_how_many_end_in_time() -> None:
     assert score.attainment == (1.0,)
 
 
+@pytest.mark.slow
 def test_progress_counts_tasks() -> None:
     seen: list[tuple[int, int]] = []
     list(run_experiment(experiment(policy="stock"), on_progress=lambda done, total: seen.append((done, total))))

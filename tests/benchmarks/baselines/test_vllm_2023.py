@@ -78,6 +78,7 @@ def test_where_the_engine_does_not_admit_decodes_go_on_in_every_other_step(snaps
     assert [policy.plan(at, 0.0).pause.size for _ in range(4)] == [2, 0, 2, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", ":max_paddings=0"])
 def test_no_step_has_prompts_beside_more_than_one_decode(options: str) -> None:
     settings = replace(SETTINGS, max_num_batched_tokens=256)

@@ -17,6 +17,7 @@ from sloserve.sim.workloads.tasks.plan import BLOCK
 from sloserve.sim.workloads.tasks.react import SYSTEM_TOKENS, react_tasks
 
 
+@pytest.mark.slow
 def test_each_prompt_is_the_one_before_with_its_output_and_the_tools_result() -> None:
     tasks = react_tasks(30, 0)
     assert all(3 <= len(task.calls) <= 50 for task in tasks)

@@ -21,6 +21,7 @@ def test_the_score_of_a_plan_is_that_of_the_papers_model() -> None:
     assert found == met and found_s == pytest.approx(latency_s)
 
 
+@pytest.mark.slow
 def test_as_printed_no_worse_plan_is_accepted_and_with_the_sign_turned_round_nearly_all_are() -> None:
     shares = [as_printed(Burst(TRUTH), 6, 1, np.random.default_rng(0), rule)[1] for rule in RULES]
     assert shares[0] == 0.0 and shares[1] > 0.99

@@ -28,6 +28,7 @@ def test_windows_count_what_is_judged_and_what_took_longer() -> None:
     assert rows[0]["pinball_s"] == pytest.approx((0.25 + 0.25 + 1.0 + 2.0) / 4)
 
 
+@pytest.mark.slow
 def test_loads_follow_the_parts() -> None:
     made, shocks = requests(20_000, 0, (40.0, 10.0))
     starts = [*shocks.starts_s, made[-1].arrival_s]

@@ -333,6 +333,7 @@ event = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(event, max_size=60))
 def test_every_task_that_starts_ends_once(events: list[tuple[int, int, str, bool, float]]) -> None:

@@ -88,6 +88,7 @@ def test_what_is_whole_is_read_whole(path: Path) -> None:
     assert kinds == set(Event.__args__), "a kind of event is damaged in no test"
 
 
+@pytest.mark.slow
 def test_a_cut_anywhere_leaves_the_whole_frames_before_it(path: Path) -> None:
     ends = list(accumulate(map(len, map(frame_of, FRAMES)), initial=len(MAGIC)))
     for cut in range(len(WHOLE)):

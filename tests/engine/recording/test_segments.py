@@ -197,6 +197,7 @@ def test_a_server_that_was_killed_before_the_first_frame_leaves_nothing_to_read(
         read_recording([torn])
 
 
+@pytest.mark.slow
 def test_prompts_of_any_length_fit_a_frame_that_is_read(tmp_path: Path) -> None:
     prompt = Salt().contents(range(10 * MOST_STRETCHES))
     assert len(prompt) == MOST_STRETCHES * HASH_BYTES

@@ -111,6 +111,7 @@ def test_samples_of_one_prompt_copy_it_once() -> None:
     assert at.arrive("c", [*second, *contents(("more", 4))]) == 54 * BLOCK
 
 
+@pytest.mark.slow
 def test_a_prompt_of_which_little_is_continued_is_worth_little() -> None:
     """Questions of one stretch on the same long document: the next one repeats the document, and not the answer."""
     at = Engine(host_blocks=10**6)
@@ -136,6 +137,7 @@ def test_short_prompts_and_prompts_without_a_cache_are_not_kept() -> None:
     assert at.arrive("next", []) == 0
 
 
+@pytest.mark.slow
 def test_nothing_is_copied_where_no_prompt_is_ever_continued() -> None:
     at = Engine(host_blocks=10**6)
     for i in range(2 * CONTINUED_WINDOW):
@@ -144,6 +146,7 @@ def test_nothing_is_copied_where_no_prompt_is_ever_continued() -> None:
     assert not at.retained.is_worth_keeping(ending, 0, RUNNING, engine(at.store, block_bytes=2**22))
 
 
+@pytest.mark.slow
 def test_little_is_copied_where_the_device_loses_nothing_and_all_once_it_does() -> None:
     """A long prompt is worth a copy at a small chance of loss, a short one is not."""
     at = Engine(host_blocks=10**6)
@@ -171,6 +174,7 @@ def test_a_full_pool_gives_up_what_ended_first_and_nothing_of_preempted_requests
     assert at.store.tokens_of("preempted") == 52 * BLOCK
 
 
+@pytest.mark.slow
 def test_ended_prompts_are_bounded_and_the_oldest_are_forgotten() -> None:
     at = Engine(host_blocks=10**6)
     for i in range(MOST_ENDED + 1):

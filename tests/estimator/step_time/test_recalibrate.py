@@ -55,6 +55,7 @@ def test_starts_as_the_profile_and_stays_where_it_is_right() -> None:
     assert model.observed == 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_a_lasting_change_of_a_hundred_percent_is_followed(factor: float) -> None:
     def drifted(load: StepLoad) -> float:

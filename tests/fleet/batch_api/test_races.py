@@ -89,6 +89,7 @@ def partly_accepted(fleet: Fleet, batch: str) -> None:
             fleet.first.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", [True, False], ids=["another has ended it", "it is being cancelled"])
 def test_lines_of_a_batch_that_is_cancelled_meanwhile_are_not_accepted(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, ended: bool
@@ -174,6 +175,7 @@ def test_a_batch_cancelled_while_its_lines_are_accepted_accounts_for_all_of_them
     assert {row["error"]["code"] for row in rows} == {"batch_cancelled"} and len({row["id"] for row in rows}) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deleted", [True, False])
 def test_lines_that_were_never_accepted_need_the_file_to_be_accounted_for(fleet: Fleet, deleted: bool) -> None:
     batch = fleet.batch(11)

@@ -210,6 +210,7 @@ def small(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> SmallFolder:
     return folder
 
 
+@pytest.mark.slow
 def test_results_without_room_hold_up_no_other_tenant(
     fleet: Fleet, small: SmallFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -518,6 +519,7 @@ def test_a_batch_whose_client_was_told_503_never_runs_whatever_became_of_it(
     assert fleet.get(kept.id).state is BatchState.CANCELLED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["the store alone", "its gateway is killed", "the files are away, too"])
 def test_a_batch_that_is_known_to_be_kept_runs_although_the_store_fails_then(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, fault: str

@@ -19,6 +19,7 @@ def test_a_report_comes_back_as_it_was_written() -> None:
     assert traffic_of(to_text(RecentTraffic())) == RecentTraffic()
 
 
+@pytest.mark.slow
 def test_a_report_is_small_and_bounded() -> None:
     many = RecentTraffic(
         600.0, tuple(seen(600.0 - 0.1 * k, output_tokens=k % 500) for k in range(MOST_REQUESTS + 1000))

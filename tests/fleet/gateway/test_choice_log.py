@@ -207,6 +207,7 @@ async def _asked_and_left(tmp_path: Path, log: Path) -> None:
         assert await to.metric('sloserve:gateway_auto_quality_count{policy="greedy"}') == 3
 
 
+@pytest.mark.slow
 def test_a_gateway_logs_what_it_chose_and_what_became_of_it(tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     run(lambda: _asked_and_left(tmp_path, path))

@@ -54,6 +54,7 @@ def forecasts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan", [None, PlanInForce(0.0, {f"h{i}/0": (PlannedGroup(-1, "m", "c"),) for i in range(0, 999, 2)})]
 )
@@ -141,6 +142,7 @@ def test_busy_instances_of_many_are_avoided() -> None:
     assert went[True] <= 8, "all of the drawn ones are busy once in 2 ** DRAWN times"
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(
@@ -189,6 +191,7 @@ def test_holders_are_bounded() -> None:
     assert len(list(holders.of(begins))) == MOST_HOLDERS and len(holders) == 1
 
 
+@pytest.mark.slow
 def test_a_request_that_may_go_to_some_instances_goes_to_the_best_of_these(forecasts: Counter[str]) -> None:
     instances = many(1_000)
     among = {f"h{i}/0" for i in range(0, 1_000, 3)}

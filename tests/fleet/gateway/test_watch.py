@@ -117,6 +117,7 @@ def test_what_was_sent_while_an_agent_waited_is_in_its_report() -> None:
     assert one.room == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_old", [False, True])
 def test_a_gateway_and_an_agent_of_either_version(
     is_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -127,6 +127,7 @@ def test_a_policy_decides_among_those_in_time_and_a_shadow_only_speaks() -> None
     assert broken.choose(FACTS, IDLE, 0.0).model == LARGE  # greedy
 
 
+@pytest.mark.slow
 def test_a_share_of_requests_explores_only_models_in_time_and_says_how_likely_that_was() -> None:
     settings = SETTINGS.model_copy(update={"explore": 0.1})
     chooser, same = ModelChooser(settings, seed=b"a"), ModelChooser(settings, seed=b"a")
@@ -143,6 +144,7 @@ def test_a_share_of_requests_explores_only_models_in_time_and_says_how_likely_th
     assert [other.choose(FACTS, late, i * 0.1).model for i in range(1500)] != models
 
 
+@pytest.mark.slow
 def test_neither_conversations_nor_second_choices_nor_late_requests_explore() -> None:
     chooser = ModelChooser(SETTINGS.model_copy(update={"explore": 0.1}))
     talk = replace(FACTS, conversation="a", begins=False)
@@ -157,6 +159,7 @@ def test_neither_conversations_nor_second_choices_nor_late_requests_explore() ->
     assert {(one.model, one.why) for one in late} == {(SMALL, RoutedBy.SOONEST)}
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_worse_than_greedy_is_given_up_unless_the_settings_keep_it() -> None:
     worse = valuing(1.0, 0.0, 0.0)  # the smallest model, always
     chooser = ModelChooser(SETTINGS.model_copy(update={"log": "choices.jsonl"}), worse)

@@ -36,6 +36,7 @@ def test_a_worse_policy_is_given_up_and_stays_given_up() -> None:
     assert guard.mean + guard.half < 0.0
 
 
+@pytest.mark.slow
 def test_a_better_or_equal_policy_is_kept() -> None:
     assert not any(played(quality, 60, seed)[0].has_lost for quality in (0.8, 0.85) for seed in range(8))
 
@@ -59,12 +60,14 @@ def after_rare_failures(greedy: float, trained: float, cycles: int, seed: int) -
     return guard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [0.002, 0.01])
 def test_rare_failures_do_not_roll_an_equal_policy_back(failing: float) -> None:
     """Greedy's few requests have no failure in most cycles, so that the first differences look sure and negative."""
     assert not any(after_rare_failures(failing, failing, 64, seed).has_lost for seed in range(20))
 
 
+@pytest.mark.slow
 def test_a_policy_that_fails_a_fifth_of_the_requests_more_is_given_up_soon() -> None:
     lost = [after_rare_failures(0.002, 0.202, 20, seed) for seed in range(10)]
     assert all(guard.has_lost for guard in lost) and max(guard.cycles for guard in lost) <= FEWEST_CYCLES + 4

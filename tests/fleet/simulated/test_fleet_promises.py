@@ -34,6 +34,7 @@ def chats(policy: str, asks: str, count: int, rps: float = 120.0, seed: int = 0)
     return [one for one in log.requests if one.request.slo.slo_class.name == "chat"]
 
 
+@pytest.mark.slow
 def test_without_a_wish_and_under_order_of_arrival_nothing_is_promised() -> None:
     assert not any(one.promised for one in chats("auto", "", 300))
     assert not any(one.promised for one in chats("fcfs", ASKS, 300))

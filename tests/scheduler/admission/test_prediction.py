@@ -219,6 +219,7 @@ def test_requests_without_targets_and_other_classes_are_not_refused() -> None:
     served.offer(request(now_s, Targets(ttft_s=1.0), slo_class="interactive"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("targets", "known", "message"),
     [
@@ -397,6 +398,7 @@ def test_a_client_that_leaves_late_counts_as_nearly_missed() -> None:
     assert shifts[0] == pytest.approx(ticket.forecast.e2e.prediction.chances[0.99], rel=0.2) and shifts[1] > 0.5
 
 
+@pytest.mark.slow
 def test_quantiles_of_requests_that_ended_are_not_kept_until_they_would_pass() -> None:
     served, now_s = warm()
     for i in range(3000):

@@ -79,6 +79,7 @@ def test_nothing_is_promised_of_a_class_of_which_nothing_is_known() -> None:
     assert ticket.promised is None and ticket.why_no_promise == "unknown" and server.admission.waiting("chat") == 1
 
 
+@pytest.mark.slow
 def test_targets_that_can_be_kept_are_promised_and_others_are_not() -> None:
     server = taught()
     with pytest.raises(
@@ -92,6 +93,7 @@ def test_targets_that_can_be_kept_are_promised_and_others_are_not() -> None:
     assert lower is not None and lower.level == 0.8
 
 
+@pytest.mark.slow
 def test_a_promised_request_waits_for_promised_ones_alone_and_has_a_price() -> None:
     server = taught()
     for _ in range(50):
@@ -102,6 +104,7 @@ def test_a_promised_request_waits_for_promised_ones_alone_and_has_a_price() -> N
     assert server.uses[-1] <= 0.2
 
 
+@pytest.mark.slow
 def test_no_promise_is_given_at_the_expense_of_an_earlier_one() -> None:
     server = taught()
     assert server.offer(request(T0 + 60.0, ttft_s=0.29, prompt_tokens=200)).promised is not None
@@ -111,6 +114,7 @@ def test_no_promise_is_given_at_the_expense_of_an_earlier_one() -> None:
     assert server.offer(request(T0 + 60.0, ttft_s=5.0)).promised is not None  # due later
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("promises", "why", "words"),
     [("policy", "policy", "order of arrival"), ("off", "off", "gives requests of class 'chat' no such promise")],
@@ -129,6 +133,7 @@ def test_an_operator_decides_who_may_be_promised_what(promises: str, why: str, w
     assert server.offer(asked).promised is not None
 
 
+@pytest.mark.slow
 def test_an_aborted_request_gives_its_place_back_and_teaches_nothing() -> None:
     server = taught()
     admission, now_s = server.admission, T0 + 60.0
@@ -140,6 +145,7 @@ def test_an_aborted_request_gives_its_place_back_and_teaches_nothing() -> None:
     assert server.offer(request(T0 + 170.0, ttft_s=0.5)).promised is not None
 
 
+@pytest.mark.slow
 def test_a_promised_request_that_is_not_streamed_waits_no_longer_than_it_is_seen_to() -> None:
     """Its first token is known from a sweep, or taken to be out when it was predicted to be."""
     for swept in (True, False):
@@ -156,6 +162,7 @@ def test_a_promised_request_that_is_not_streamed_waits_no_longer_than_it_is_seen
         ticket.ended(Latency(0.1, 0.0, 40.0), 1, now_s + 40.0)
 
 
+@pytest.mark.slow
 def test_promises_to_several_classes_see_each_other() -> None:
     names = ("a", "b", "c", "d")
     admission = Admission(names, lambda place: True)
@@ -190,6 +197,7 @@ def test_a_complete_response_that_is_read_slowly_is_no_miss() -> None:
     assert not admission._promising._classes["chat"].every._missed
 
 
+@pytest.mark.slow
 def test_the_promise_of_a_class_may_be_asked_for_with_a_fallback() -> None:
     server = taught()
     server.admission.set_rules(None, None, promises="classes")
@@ -227,6 +235,7 @@ def test_a_promise_of_a_gateway_is_taken_over_before_anything_is_known() -> None
         server.offer(request(T0 + 2.0))
 
 
+@pytest.mark.slow
 def test_a_promise_with_much_time_does_not_keep_others_from_theirs_while_it_is_not_served_first() -> None:
     server = taught()
     assert server.offer(request(T0 + 50.0, 600.0)).promised is not None
@@ -238,6 +247,7 @@ def test_a_promise_with_much_time_does_not_keep_others_from_theirs_while_it_is_n
         ticket.ended(None, 0, new.arrival_s)
 
 
+@pytest.mark.slow
 def test_what_was_taken_over_is_ahead_of_later_promises() -> None:
     """Thirty requests that a gateway promised take three seconds, so that nothing due before their end is promised."""
     server = taught()

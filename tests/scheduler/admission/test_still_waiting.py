@@ -63,6 +63,7 @@ def test_a_start_that_was_not_seen_moves_the_others_on_once_the_class_is_swept()
     assert queue.place(second, T0 + 1) == 1 and queue.place(first, T0 + 1) is None
 
 
+@pytest.mark.slow
 def test_places_are_counted_now_and_then_however_many_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 3,000 clients asks every second: counting anew for each would be nine million steps a second."""
     queue = Queue()
@@ -144,6 +145,7 @@ class Engine:
                 self._at(now_s + 0.05 + 0.05 * self._chance.random(), "first", self._waiting.pop(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "slots"), [(8.0, 40), (8.4, 40), (0.7, 4)])
 def test_the_rest_of_the_wait_is_as_sure_as_it_says(load: float, slots: int) -> None:
     """Of the prediction at admission, less the time that has passed, the median is off by a third more and over."""

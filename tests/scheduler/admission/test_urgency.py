@@ -80,6 +80,7 @@ def served(load: float, kinds: tuple[Urgency, ...], count: int = 6000) -> list[t
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [(Urgency.TARGETS, Urgency.NO_TARGETS), tuple(Urgency)])
 def test_each_kind_keeps_its_quantiles_near_saturation(kinds: tuple[Urgency, ...]) -> None:
     found = served(0.9, kinds)

@@ -32,6 +32,7 @@ def ran() -> tuple[Recording, FittedSteps]:
     return recording, fitted_steps(recording)
 
 
+@pytest.mark.slow
 def test_a_late_request_is_explained_by_what_replays_confirm(ran: tuple[Recording, FittedSteps]) -> None:
     recording, fitted = ran
     late = max(late_courses(recording), key=lambda one: one.late_by_s)
@@ -48,6 +49,7 @@ def test_a_late_request_is_explained_by_what_replays_confirm(ran: tuple[Recordin
     assert sum(one["requests"] for one in told["served_beside_it"].values()) == len(found.ahead.requests)
 
 
+@pytest.mark.slow
 def test_what_no_order_could_meet_is_called_so(ran: tuple[Recording, FittedSteps]) -> None:
     recording, fitted = ran
     number = 40
@@ -58,6 +60,7 @@ def test_what_no_order_could_meet_is_called_so(ran: tuple[Recording, FittedSteps
     assert not found.causes and {change.kind for change, _ in found.tried} <= {"usual_steps"}
 
 
+@pytest.mark.slow
 def test_nothing_is_claimed_where_the_replay_has_the_request_in_time(ran: tuple[Recording, FittedSteps]) -> None:
     recording, fitted = ran
     number = next(number for number in recording.arrived if not course_of(recording, number).late)

@@ -27,6 +27,7 @@ from sloserve.sim.replay.traffic import policy_of, span_of, traffic
 from tests.sim.replay.played import CLASSES, ENGINE, EPOCH_S, PROFILE, chats, played, until, workload
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "rps"), [("fcfs", 15.0), ("edf", 18.0)])
 def test_a_replay_of_what_ran_comes_to_what_was_recorded(policy: str, rps: float) -> None:
     recording, _ = played(workload(rps=rps), policy)
@@ -41,6 +42,7 @@ def test_a_replay_of_what_ran_comes_to_what_was_recorded(policy: str, rps: float
     assert engine_settings(recording) == ENGINE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_layers", [True, False])
 def test_drafts_beside_a_prefix_cache_are_replayed(has_layers: bool) -> None:
     """Requests find what they found, and get as many tokens a step."""
@@ -61,6 +63,7 @@ def test_drafts_beside_a_prefix_cache_are_replayed(has_layers: bool) -> None:
     assert abs(error.ttft_p50 or 1.0) < 0.1
 
 
+@pytest.mark.slow
 def test_promised_requests_come_first_in_a_replay_as_they_did_but_not_in_order_of_arrival() -> None:
     wish = PromiseWish(0.99, given_after_s=0.0)
     asked_for = [
@@ -84,6 +87,7 @@ def test_promised_requests_come_first_in_a_replay_as_they_did_but_not_in_order_o
     assert not any(one.slo.promise for one in other.requests), "promises were given for the targets that were recorded"
 
 
+@pytest.mark.slow
 def test_the_gain_of_another_policy_is_foreseen() -> None:
     requests = workload(250, rps=18.0)
     recording, _ = played(requests, "fcfs")
@@ -98,6 +102,7 @@ def test_the_gain_of_another_policy_is_foreseen() -> None:
     assert gain.low - 3.0 <= 100.0 * (truth[1] - truth[0]) <= gain.high + 3.0
 
 
+@pytest.mark.slow
 def test_step_times_are_fitted_whatever_stalls() -> None:
     recording, _ = played(workload(rps=15.0), noise=0.1)
     fitted = fitted_steps(recording)
@@ -112,6 +117,7 @@ def test_step_times_are_fitted_whatever_stalls() -> None:
         assert fitted.profile.step_s(load) == pytest.approx(PROFILE.step_s(load), rel=0.15)
 
 
+@pytest.mark.slow
 def test_lengths_of_unfinished_requests_are_drawn_and_not_seen() -> None:
     whole, log = played(workload(rps=15.0))
     cut_s = 12.0
@@ -132,6 +138,7 @@ def test_lengths_of_unfinished_requests_are_drawn_and_not_seen() -> None:
     assert judged == {f"r{number}" for number in cut.ended}
 
 
+@pytest.mark.slow
 def test_the_window_is_of_one_policy_and_what_came_before_warms_up() -> None:
     recording, _ = played(workload(rps=15.0))
     recording.take(PoliciesChanged(EPOCH_S + 12.0, "edf", None))
@@ -148,6 +155,7 @@ def test_the_window_is_of_one_policy_and_what_came_before_warms_up() -> None:
     assert last.end_s - last.begin_s == pytest.approx(10.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_requests_that_clients_gave_up_leave_when_they_left() -> None:
     recording, _ = played(workload(rps=15.0))
     number = 150
@@ -163,6 +171,7 @@ def test_requests_that_clients_gave_up_leave_when_they_left() -> None:
     assert replayed_fates(log, asked).met.size == len(asked.requests) - 1
 
 
+@pytest.mark.slow
 def test_a_prompt_that_repeats_an_output_has_the_ids_of_both() -> None:
     """The second turn of a chat: 70 tokens of prompt, 80 of an output, 40 new ones; then a third chat with the first's
     beginning alone.
@@ -209,6 +218,7 @@ def test_a_recording_with_too_few_steps_is_refused() -> None:
         span_of(replace(recording, steps=[]), None)
 
 
+@pytest.mark.slow
 def test_other_targets_replace_the_recorded_ones() -> None:
     recording, _ = played(workload(100))
     asked = traffic(recording, span_of(recording, None), slos=CLASSES)

@@ -35,6 +35,7 @@ def run(*argv: object) -> int:
     return int(root.app([str(one) for one in argv], standalone_mode=False) or 0)
 
 
+@pytest.mark.slow
 def test_others_are_compared_with_what_ran(
     recording: Recording, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +53,7 @@ def test_others_are_compared_with_what_ran(
     assert "fcfs, replayed" in text and "error of the replay of what ran" in text and "not modelled" in text
 
 
+@pytest.mark.slow
 def test_a_replay_that_is_far_off_is_not_trusted(
     recording: Recording, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,6 +67,7 @@ def test_a_replay_that_is_far_off_is_not_trusted(
     assert "\n  edf " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_flags_and_targets_can_be_changed(recording: Recording, tmp_path: Path) -> None:
     base = answer([recording], Question(options=(("max_num_seqs", 32),), seeds=1))
     (wider,) = base.rows
@@ -78,6 +81,7 @@ def test_flags_and_targets_can_be_changed(recording: Recording, tmp_path: Path) 
     assert found.error.is_trusted  # judged by the recorded targets
 
 
+@pytest.mark.slow
 def test_more_replicas_would_have_shortened_the_wait_at_a_gateway() -> None:
     """A gateway held what the engine had no place for: its recording shows short queues and targets that had shrunk.
 
@@ -105,6 +109,7 @@ def _held(one: Arrived, recording: Recording) -> Arrived:
     return msgspec.structs.replace(one, at_s=begun_s, reached_s=begun_s, held=held, **left)
 
 
+@pytest.mark.slow
 def test_refusals_that_several_recordings_state_are_counted_once() -> None:
     one, other = (played(workload(20, rps=12.0, seed=seed))[0] for seed in (1, 2))
     same = RefusedRequest(EPOCH_S + 1.0, "rejected-saturated", 0, 0.5, None, None, None, 9, None, None, 0)
@@ -113,6 +118,7 @@ def test_refusals_that_several_recordings_state_are_counted_once() -> None:
     assert found.refused == [own, same]
 
 
+@pytest.mark.slow
 def test_recordings_of_several_engines_are_joined_to_try_other_numbers() -> None:
     """Two engines with the same traffic each: one replica for all of it is late, three are not."""
     one = played(workload(100, rps=12.0, seed=1))[0]
@@ -145,6 +151,7 @@ def test_the_answer_does_not_depend_on_the_number_of_processes(recording: Record
     assert alone == shared
 
 
+@pytest.mark.slow
 def test_mistakes_are_said(recording: Recording, tmp_path: Path) -> None:
     folder = written(recording, tmp_path)
     for flags, said in [
@@ -173,6 +180,7 @@ def test_recordings_beside_one_are_of_the_same_engine_and_time(recording: Record
     assert len(beside(recordings(tmp_path), recording)) == 2
 
 
+@pytest.mark.slow
 def test_classes_without_targets_cannot_be_judged() -> None:
     recording, _ = played(workload(60, rps=10.0))
     for number, request in recording.arrived.items():

@@ -128,6 +128,7 @@ def tenant(name: str, **what: Any) -> dict[str, Any]:
     return {"name": name, **usual, **what}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 140])
 def test_promises_and_predictions_off_their_bands_are_said(width: int) -> None:
     one = view()["by_class"]["urgent"]
@@ -283,6 +284,7 @@ def keys(made: dict[str, Any], choice: ShownRows) -> list[str]:
     return [line.split()[0] for line in out.getvalue().splitlines() if line.startswith("0-")]
 
 
+@pytest.mark.slow
 def test_requests_that_can_still_be_in_time_come_first_and_the_others_are_a_count() -> None:
     text = shown(overloaded(), width=200)
     assert keys(overloaded(), ShownRows()) == ["0-3", "0-4", "0-2", "0-5"]
@@ -297,6 +299,7 @@ def test_each_row_says_why_it_is_where_it_is() -> None:
     assert all(word not in text for word in (" prefill  0", "decode ")), "phases are in words"
 
 
+@pytest.mark.slow
 def test_requests_are_sorted_and_filtered_as_chosen() -> None:
     made = overloaded()
     assert keys(made, ShownRows(sort="deadline")) == ["0-2", "0-3", "0-4", "0-5"]

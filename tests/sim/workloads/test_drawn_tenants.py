@@ -32,6 +32,7 @@ def test_a_name_that_no_header_can_carry_is_refused(tmp_path: Path, name: str) -
         trace_of(tmp_path, f"0,9,1,a\n1,9,1,{name}\n")
 
 
+@pytest.mark.slow
 def test_tenants_are_drawn_in_proportion_and_change_nothing_else() -> None:
     plain, drawn = (
         asked_workload(TrafficOptions(workload="chat-batch-mix", tenants=tenants)).requests(2000, 3)

@@ -51,6 +51,7 @@ def test_an_output_has_the_id_of_generated_tokens_only_behind_its_own_prompt() -
     assert task.output_tokens(2) == 20 * BLOCK
 
 
+@pytest.mark.slow
 def test_what_a_prompt_repeats_is_what_an_idle_engine_finds_in_its_prefix_cache() -> None:
     plans = [map_and_reduce(), *react_tasks(3, 0)]
     plans = arriving(plans, 0, 0.001, [0.0] * len(plans), NO_DEADLINE)
@@ -131,6 +132,7 @@ def test_a_plan_that_cannot_be_followed_is_an_error() -> None:
         TaskPlan(0, (PlannedCall((text,), (1,)), PlannedCall((text, OutputOf(0)), (2,))))
 
 
+@pytest.mark.slow
 def test_every_call_arrives_after_the_calls_that_it_follows() -> None:
     """Check it on every request of a run under load, for chains and for a task that branches."""
     plans = arriving([map_and_reduce(), *react_tasks(3, 1)], 1, 2.0, [1.0] * 4)

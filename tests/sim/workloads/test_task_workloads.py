@@ -35,6 +35,7 @@ def outputs(plans: list[TaskPlan]) -> list[int]:
     return [plan.output_tokens(i) for plan in plans for i in range(len(plan.calls))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_seed_decides_the_tasks_and_scale_divides_their_lengths(name: str) -> None:
     draw = task_workload(name).draw
@@ -48,6 +49,7 @@ def test_a_seed_decides_the_tasks_and_scale_divides_their_lengths(name: str) -> 
     assert draw(6, 0, 1.0, early) == full != draw(6, 0, 1.0, late)
 
 
+@pytest.mark.slow
 def test_react_has_the_stated_lengths_and_times() -> None:
     plans = [plan for seed in range(4) for plan in react_tasks(100, seed)]
     calls = [len(plan.calls) for plan in plans]
@@ -58,6 +60,7 @@ def test_react_has_the_stated_lengths_and_times() -> None:
     assert np.median(waits_s) == pytest.approx(2.0, rel=0.1)
 
 
+@pytest.mark.slow
 def test_coding_has_the_published_lengths_and_times() -> None:
     plans = [plan for seed in range(4) for plan in coding_tasks(80, seed)]
     assert np.median(prompts(plans)) == pytest.approx(195_000, rel=0.05)
@@ -70,6 +73,7 @@ def test_coding_has_the_published_lengths_and_times() -> None:
     assert [return_s(q) for q in (0.0, 0.8646, 0.9512, 1.0)] == pytest.approx([0.05, 1.0, 10.0, 120.0])
 
 
+@pytest.mark.slow
 def test_map_reduce_has_the_published_bursts_and_joins_all_of_them() -> None:
     plans = [plan for seed in range(4) for plan in map_reduce_tasks(200, seed)]
     agents = [len(plan.calls) - 2 for plan in plans]
@@ -83,6 +87,7 @@ def test_map_reduce_has_the_published_bursts_and_joins_all_of_them() -> None:
     assert np.median(outputs(plans)) == pytest.approx(317, rel=0.05)
 
 
+@pytest.mark.slow
 def test_chats_have_tens_of_seconds_between_calls_and_a_target_for_each_call() -> None:
     plans = chat_tasks(300, 0)
     waits_s = np.array([call.wait_s for plan in plans for call in plan.calls if call.after])

@@ -69,6 +69,7 @@ def test_a_request_that_ended_is_free_without_the_garbage_collector(metrics: Met
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("set_by_s", [0.0, -3600.0, 3600.0])
 def test_setting_the_host_s_clock_changes_no_figure(metrics: Metrics, set_by_s: float) -> None:
     """Neither of the request at hand, nor of what is predicted, promised and admitted from then on."""
@@ -173,6 +174,7 @@ def test_a_target_that_cannot_be_met_is_refused_under_predict_alone(metrics: Met
         assert metrics.reasons == ["rejected-slo-unattainable"] and metrics.served[-1].good is False
 
 
+@pytest.mark.slow
 def test_a_promise_reaches_the_engine_and_the_books(metrics: Metrics) -> None:
     server = Server(policy="edf")
     asks = ("x-slo-ttft-ms", "2000"), ("x-slo-promise", "0.9")

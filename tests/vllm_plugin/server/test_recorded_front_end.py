@@ -62,6 +62,7 @@ def full(folder: Path, rank: int = 0, room: int = 1) -> Server:
     return Server(rank, admission={"mode": "cap", "max_waiting": room}, record_mib=1, record_folder=str(folder))
 
 
+@pytest.mark.slow
 def test_a_refused_request_is_recorded_with_what_is_known_of_it(
     metrics: Metrics, tmp_path: Path, started: run.RecordedRun
 ) -> None:

@@ -13,6 +13,7 @@ def prompt(tokens: int = 100) -> Any:
     return {"prompt_token_ids": [0] * tokens}
 
 
+@pytest.mark.slow
 def test_a_waiting_request_has_a_place_and_once_enough_was_seen_a_rest_of_its_wait(metrics: Metrics) -> None:
     server = Server()
     for _ in range(20):

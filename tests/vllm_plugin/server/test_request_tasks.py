@@ -85,6 +85,7 @@ def _secret(pipe: Any) -> None:
     pipe.send(server_secret())
 
 
+@pytest.mark.slow
 def test_processes_that_one_process_has_started_share_a_secret() -> None:
     context, found = multiprocessing.get_context("fork"), []
     for _ in range(2):
@@ -275,6 +276,7 @@ def test_a_stopping_server_refuses_calls_of_running_tasks_too(
         request(server, ID)
 
 
+@pytest.mark.slow
 def test_the_first_call_of_a_task_has_to_end_before_the_deadline(metrics: Metrics) -> None:
     server = Server(admission={"mode": "predict"})
     for _ in range(30):
@@ -386,6 +388,7 @@ def task_of(server: Server, name: str, calls: int, tool_s: float = 1.0) -> list[
     return found
 
 
+@pytest.mark.slow
 def test_the_end_of_a_task_is_predicted_once_enough_tasks_have_ended(metrics: Metrics) -> None:
     server = Server()
     for number in range(8):
@@ -402,6 +405,7 @@ def test_the_end_of_a_task_is_predicted_once_enough_tasks_have_ended(metrics: Me
         assert predicted.p90_s >= predicted.median_s
 
 
+@pytest.mark.slow
 def test_tenants_learn_nothing_from_each_other(metrics: Metrics) -> None:
     server = Server()
     for number in range(30):

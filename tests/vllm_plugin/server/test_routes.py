@@ -46,6 +46,7 @@ def routes_of(*folders: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_route_of_vllm_is_in_the_table_once() -> None:
     listed = [route for routes, _ in rows() for route in routes]
     assert len(listed) == len(set(listed))

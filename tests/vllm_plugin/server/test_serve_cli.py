@@ -286,6 +286,7 @@ def test_the_warning_says_what_a_key_does_not_guard() -> None:
     assert "--api-key or VLLM_API_KEY asks for a key" in serve.exposure("0.0.0.0", 8000, has_key=False)
 
 
+@pytest.mark.slow
 def test_a_file_of_keys_and_a_key_of_vllm_exclude_each_other(
     monkeypatch: pytest.MonkeyPatch, served: list[Served], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ async def beam_search(server: Server, steps: int, beams: int = 4, first_s: float
         await asyncio.gather(*tasks)
 
 
+@pytest.mark.slow
 def test_a_beam_search_is_admitted_judged_and_counted_once(metrics: Metrics) -> None:
     server = Server(admission={"mode": "cap", "max_waiting": 1})
     http = server.http(("x-slo-ttft-ms", "150"), ("x-slo-e2e-ms", "1000"), ("x-slo-tpot-ms", "20"))

@@ -73,6 +73,7 @@ def test_as_many_tasks_as_predicted_end_in_the_predicted_time(seed: int) -> None
         assert p90 == pytest.approx(0.9, abs=slack / 2)
 
 
+@pytest.mark.slow
 def test_nothing_is_predicted_before_tasks_have_ended() -> None:
     played = Played(0)
     played.run(40)
@@ -80,6 +81,7 @@ def test_nothing_is_predicted_before_tasks_have_ended() -> None:
     assert any(quantiles is not None for key in range(30, 41) for _, quantiles in played.found[key])
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_bounded() -> None:
     played = Played(0)
     played.run(80)
