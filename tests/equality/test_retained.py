@@ -14,6 +14,7 @@ import pytest
 from sloserve.engine.swap import retained
 from tests.equality.copiers import LateCopier, copying_by
 from tests.equality.engine import ENGINE_WARNINGS, Engine, EngineConfig, started
+from tests.whole import sampled
 
 pytestmark = [pytest.mark.vllm, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
 
@@ -28,7 +29,7 @@ def short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retained, "LEAST_TOKENS", 64)
 
 
-@pytest.fixture(scope="module", params=CONFIGS, ids=str)
+@pytest.fixture(scope="module", params=sampled(CONFIGS, CONFIGS[:1]), ids=str)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with started(request.param) as found:
         yield found

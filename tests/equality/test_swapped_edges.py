@@ -113,6 +113,7 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield Bench(engine, tmp_path_factory.mktemp("adapters"))
 
 
+@pytest.mark.whole
 def test_with_an_adapter_on_every_request(lora: Bench) -> None:
     served = check_equal(CHAOS, "lora", lora)
     counters = lora.engine.scheduler.slo_counters

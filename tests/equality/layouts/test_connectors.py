@@ -18,9 +18,13 @@ from tests.equality.layouts.models import ModelFolders
 from tests.equality.subjects import Subject
 from tests.equality.test_real_engine import Bench
 from tests.other_vllm import IS_0_30
-from tests.whole import WHOLE
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.whole,
+    *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS),
+]
 
 
 @dataclass(frozen=True)
@@ -48,16 +52,15 @@ class Side:
         }
 
 
-ALL_SIDES = [
+SIDES = [
     Side("kv_producer"),
     Side("kv_producer", read_steps=4),
     Side("kv_consumer"),
     Side("kv_consumer", load_steps=3),
     Side("kv_both", load_steps=3, read_steps=3),
 ]
-CASES = [Case(model, MODES[mode]) for model in ("llama", "gpt-oss") for mode in (0, 2)] if WHOLE else [Case("llama")]
-SIDES = ALL_SIDES if WHOLE else ALL_SIDES[-1:]
-NAMES = ("fcfs", "edf", "auto", "chaos-preempt", "chaos-all", "chaos-nearly-all") if WHOLE else ("edf", "chaos-all")
+CASES = [Case(model, MODES[mode]) for model in ("llama", "gpt-oss") for mode in (0, 2)]
+NAMES = ("fcfs", "edf", "auto", "chaos-preempt", "chaos-all", "chaos-nearly-all")
 
 DRAWN = ("text-3", "text-9", "text-15")
 """Requests of the workload with aborts that draw. Where a producer's request is preempted vLLM drops its token in
@@ -97,7 +100,7 @@ def handing(
         stock = {workload: plain.stock(workload) for workload in ("greedy", "aborts")}
     for name in DRAWN:
         del stock["aborts"].outputs[name]
-    with bench_of(case, folders, none, "greedy", **ALL_SIDES[0].arguments(folder)) as writer:
+    with bench_of(case, folders, none, "greedy", **SIDES[0].arguments(folder)) as writer:
         writer.stock("aborts")
     with bench_of(case, folders, none, "greedy", **side.arguments(folder)) as bench:
         yield Handing(bench, side, stock, folder)

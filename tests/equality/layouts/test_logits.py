@@ -23,13 +23,17 @@ from tests.equality.layouts.bench import MODES, SUBJECT, Case
 from tests.equality.subjects import Subject
 from tests.equality.test_real_engine import Bench
 from tests.equality.workloads import WORKLOADS, Job
-from tests.whole import WHOLE
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.whole,
+    *(pytest.mark.filterwarnings(w) for w in ENGINE_WARNINGS),
+]
 
 SWAPPED = [replace(mode, host_blocks=4000) for mode in MODES[:2]]
-CASES = [Case("qwen3-next", mode) for mode in ([*MODES, *SWAPPED] if WHOLE else MODES[:1])]
-NAMES = ("auto", "econo", "edf", "chaos-all", "chaos-nearly-all") if WHOLE else ("auto", "chaos-nearly-all")
+CASES = [Case("qwen3-next", mode) for mode in [*MODES, *SWAPPED]]
+NAMES = ("auto", "econo", "edf", "chaos-all", "chaos-nearly-all")
 CUTS = (64, 40, 23)
 """Tokens of a step in which stock computes its replies again."""
 
@@ -144,7 +148,6 @@ def test_logits(teacher: Teacher, subject: Subject) -> None:
             assert led <= rounding.most, f"{name} differs at token {differs[0]}, where stock's led by {led}"
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("bench", [Case("deepseek-v3")], indirect=True, ids=str)
 def test_nothing_is_lost(bench: Bench) -> None:
     clock = ManualClock()
