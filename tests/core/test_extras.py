@@ -1,10 +1,10 @@
 """What is not installed is one line with the extra that brings it, and the base installs none of it."""
 
 import json
+import os
 import re
-import subprocess
-import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ import pytest
 import sloserve
 from sloserve.core import extras
 from sloserve.core.extras import EXTRA, explained, install_command
+from tests.cli.forked_commands import ForkedCommands, forked_commands, run_afresh
+from tests.whole import WHOLE
 
 PROJECT = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 PACKAGE = {
@@ -22,13 +24,12 @@ PACKAGE = {
 }
 """Packages whose names are not those of their modules."""
 
-RUNS_WITHOUT = """
-import sys
-sys.modules.update(dict.fromkeys({gone!r}))
-from sloserve.cli import main
-sys.argv = ["sloserve", *{arguments!r}]
-main()
-"""
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCommands]:
+    """Commands where no extra is installed."""
+    with forked_commands(tmp_path_factory.mktemp("base"), sorted(EXTRA)) as commands:
+        yield commands
 
 
 def _named(requirements: list[str]) -> set[str]:
@@ -74,9 +75,10 @@ def test_each_module_is_of_its_extra_and_not_of_the_base() -> None:
         (["workloads"], r"needs \w+, which is not installed: pip install -e '\.\[sim\]', in .*"),
     ],
 )
-def test_the_base_alone_serves_or_says_what_is_missing(arguments: list[str], said: str | None) -> None:
-    program = RUNS_WITHOUT.format(gone=sorted(EXTRA), arguments=arguments)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+def test_the_base_alone_serves_or_says_what_is_missing(
+    arguments: list[str], said: str | None, base: ForkedCommands
+) -> None:
+    ended = run_afresh(arguments, os.environ, sorted(EXTRA)) if WHOLE else base.run(arguments, os.environ)
     if said is None:
         assert ended.returncode == 0, ended.stderr
         return
