@@ -21,11 +21,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy.stats import gmean
 
 from benchmarks.arguments import parser_for
@@ -37,8 +36,10 @@ from sloserve.lso.ordering import Ranked
 from sloserve.scheduler.auto import policy as planning
 from sloserve.scheduler.policy import Snapshot
 from sloserve.sim.experiment import Point, measured_points, run_experiment
-from sloserve.sim.report.figure_style import line_styles, plain_name, styled, write_figure
 from sloserve.sim.report.summary import duration_s, latencies
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CELLS = [
     AutoCell("azure-conv", "none", "scarce", "h100-llama3-8b", ""),
@@ -198,8 +199,12 @@ def family_of(policy: str) -> str:
     return policy.removesuffix(BUDGET) if policy in (STOCK, *RIVALS) else policy.rsplit(" ", 1)[0]
 
 
-def drawn(rows: Sequence[dict[str, Any]]) -> Figure:
+def drawn(rows: Sequence[dict[str, Any]]) -> "Figure":
     """Return the picture of mean against tail at the load at which all orders ran, as geometric means over cells."""
+    from matplotlib.figure import Figure
+
+    from sloserve.sim.report.figure_style import line_styles, plain_name  # matplotlib: only where it is drawn
+
     points = with_all_orders(of_stock(rows)).groupby("policy", sort=False)[["ttft_mean_s", "ttft_p99_s"]].agg(gmean)
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
@@ -242,6 +247,8 @@ def main() -> None:
     parser = parser_for(__doc__, workers=2, seeds=3, requests=400, workloads="", policies="", out=out, plot=False)
     given = parser.parse_args()
     if given.plot:
+        from sloserve.sim.report.figure_style import styled, write_figure
+
         with styled():
             found = read_json(given.out)
             write_figure(drawn(found["rows"]), RESULTS / "auto_tail.png", about(found))

@@ -17,10 +17,9 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.arguments import parser_for
 from benchmarks.promises.former import FormerPredictor
@@ -33,9 +32,11 @@ from sloserve.core.predicted import LEVELS, PREDICTED
 from sloserve.core.slo import SLO
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.estimator.step_time.profile import load_profile
-from sloserve.sim.report.figure_style import styled, write_figure
 from sloserve.sim.workloads.seeding import stream
 from sloserve.sim.workloads.slo_assignment import DEFAULT_ASSIGNMENT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SEEDS = 3
 REQUESTS = 30_000
@@ -145,8 +146,10 @@ def abandonment(run: Recorded, leaves: Any) -> list[dict[str, Any]]:
     return [{"predictor": "product", **row} for row in judged(found, actual_s)]
 
 
-def drawn(rows: list[dict[str, Any]]) -> Figure:
+def drawn(rows: list[dict[str, Any]]) -> "Figure":
     """Return a figure of the coverage of e2e in each window: the mean of all runs, and the range of them."""
+    from matplotlib.figure import Figure  # matplotlib: only where it is drawn
+
     figure = Figure(figsize=(7.2, 5.4), layout="constrained")
     each = figure.subplots(len(LEVELS), 1, sharex=True)
     for axes, level, off in zip(each, LEVELS, (0.03, 0.02, 0.007), strict=True):
@@ -181,6 +184,8 @@ def main() -> None:
     )
     given = parser.parse_args()
     if given.plot:
+        from sloserve.sim.report.figure_style import styled, write_figure
+
         with styled():
             found = read_json(given.out)
             write_figure(drawn(found["rows"]), given.out.with_name("promises.png"), about(found))

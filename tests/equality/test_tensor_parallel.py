@@ -9,11 +9,12 @@ from tests.equality.engine import EngineConfig, started
 from tests.equality.subjects import SUBJECTS
 from tests.equality.test_real_engine import Bench, check_equal
 from tests.forked import run_forked
+from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 RANKS = 2
-NAMES = ("fcfs", "edf", "chaos-all")
+NAMES = ("fcfs", "edf", "chaos-all") if WHOLE else ("edf", "chaos-all")
 
 
 def serve_on_two_ranks() -> None:
