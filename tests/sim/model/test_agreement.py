@@ -19,7 +19,7 @@ from sloserve.engine.virtual.engine_settings import EngineSettings, blocks_of_lo
 from tests.other_vllm import follows_mamba, has_mamba_all, not_with_0_30
 from tests.sim.model.cases import OFTEN, OTHERS, Case, cases, layout_cases, profile_cases, swapped_layout_cases
 from tests.sim.model.side_by_side import difference, run_model, run_real
-from tests.whole import WHOLE
+from tests.whole import WHOLE, sampled
 
 pytestmark = [
     pytest.mark.vllm,
@@ -37,7 +37,7 @@ REPEATED = {
 """What shows of vLLM's scheduler under the other policies of the same load too."""
 
 
-def _sampled(every: Iterable[Case], is_kept: Callable[[Case], bool]) -> list[Any]:
+def sampled_cases(every: Iterable[Case], is_kept: Callable[[Case], bool]) -> list[Any]:
     """Return the cases by their names, of which ``make test`` runs those that are kept."""
     return [
         pytest.param(
@@ -49,7 +49,7 @@ def _sampled(every: Iterable[Case], is_kept: Callable[[Case], bool]) -> list[Any
     ]
 
 
-@pytest.mark.parametrize("case", _sampled(cases(), lambda case: (case.name, case.policy) not in REPEATED))
+@pytest.mark.parametrize("case", sampled_cases(cases(), lambda case: (case.name, case.policy) not in REPEATED))
 def test_every_step_is_vllms(case: Case) -> None:
     real = run_real(case)
     assert difference(real, run_model(case)) is None
@@ -105,7 +105,7 @@ def test_every_step_is_vllms_whatever_layers_keep(case: Case) -> None:
         assert sum(len(step.preempted) for step in real.steps) > 20
 
 
-@pytest.mark.parametrize("case", _sampled(swapped_layout_cases(), lambda case: case.name in SWAPPED))
+@pytest.mark.parametrize("case", sampled_cases(swapped_layout_cases(), lambda case: case.name in SWAPPED))
 def test_every_step_is_vllms_where_layers_that_give_blocks_back_are_swapped(case: Case) -> None:
     _check_version(case)
     real = run_real(case)
@@ -115,7 +115,9 @@ def test_every_step_is_vllms_where_layers_that_give_blocks_back_are_swapped(case
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", _sampled(profile_cases(), lambda case: case.policy == "edf" and case.name in PROFILES))
+@pytest.mark.parametrize(
+    "case", sampled_cases(profile_cases(), lambda case: case.policy == "edf" and case.name in PROFILES)
+)
 def test_every_step_is_vllms_with_the_groups_of_a_shipped_profile(case: Case) -> None:
     """Blocks of 528 and 1056 tokens too, which a chunk of a prompt may not reach."""
     _check_version(case)
@@ -196,7 +198,7 @@ def test_nothing_small_is_scheduled_differently_whatever_layers_keep(case: Case)
     assert difference(run_real(case), run_model(case)) is None
 
 
-@pytest.mark.parametrize("policy", ["auto", "edf"])
+@pytest.mark.parametrize("policy", sampled(["auto", "edf"], ["edf"]))
 def test_every_step_is_vllms_where_tenants_have_shares(policy: str) -> None:
     """Three tenants, of which one sends most; shares change what is scheduled, and in both alike."""
     (case,) = [case for case in cases() if (case.name, case.policy) == ("kv-scarce", "edf")]
@@ -208,7 +210,7 @@ def test_every_step_is_vllms_where_tenants_have_shares(policy: str) -> None:
     assert difference(real, run_model(plain)) is not None
 
 
-@pytest.mark.parametrize("policy", [None, "edf", "auto", "fcfs"])
+@pytest.mark.parametrize("policy", sampled([None, "edf", "auto", "fcfs"], [None, "edf"]))
 def test_every_step_is_vllms_where_more_adapters_are_named_than_may_run(policy: str | None) -> None:
     """Of five adapters one is named most, and two may run at once; some requests name none."""
     (case,) = [case for case in cases() if (case.name, case.policy) == ("kv-scarce", "edf")]

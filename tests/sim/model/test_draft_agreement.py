@@ -25,7 +25,8 @@ from tests.sim.model.cases import (
     layout_cases,
 )
 from tests.sim.model.side_by_side import difference, run_model, run_real
-from tests.sim.model.test_agreement import POLICIES, small_cases
+from tests.sim.model.test_agreement import POLICIES, sampled_cases, small_cases
+from tests.whole import first_of_each
 
 pytestmark = [
     pytest.mark.vllm,
@@ -48,7 +49,11 @@ def draft_cases() -> Iterator[Case]:
     yield Case("reused-plans", "andes", scarce, generated("reading-speed-gamma3", 50, 25.0, 6), plan_cost_us=3000.0)
 
 
-@pytest.mark.parametrize("case", list(draft_cases()), ids=lambda case: f"{case.name}-{case.policy or 'stock'}")
+@pytest.mark.parametrize(
+    "case",
+    first_of_each(draft_cases(), lambda case: case.name, lambda case: case.policy),
+    ids=lambda case: f"{case.name}-{case.policy or 'stock'}",
+)
 def test_every_step_is_vllms_with_drafts(case: Case) -> None:
     real = run_real(case)
     assert difference(real, run_model(case)) is None
@@ -75,7 +80,11 @@ def cached_cases() -> Iterator[Case]:
     yield Case("tasks-kept", "auto", kept, calls_of_tasks(14, 8, 2.5, states=True))
 
 
-@pytest.mark.parametrize("case", list(cached_cases()), ids=lambda case: f"{case.name}-{case.policy or 'stock'}")
+CHOSEN = ("chaos", "chaos:pause=0.3", "edf:preempt_margin_s=0.1", "auto")
+"""Policies that preempt most: of each kind of cache one is tried in ``make test``."""
+
+
+@pytest.mark.parametrize("case", sampled_cases(cached_cases(), lambda case: case.policy in CHOSEN))
 def test_every_step_is_vllms_with_drafts_beside_a_prefix_cache_and_swap_space(case: Case) -> None:
     if not follows_hits(case.settings):
         pytest.skip("the model finds prefixes as vLLM 0.32 does, see tests/other_vllm.py")
@@ -86,6 +95,11 @@ def test_every_step_is_vllms_with_drafts_beside_a_prefix_cache_and_swap_space(ca
         assert sum(one.cached_tokens for one in real.log.requests) > 1000
     if case.settings.swap_space_gib:
         assert real.log.counters["swap_loads"] >= 5
+
+
+def _shows_more(case: Case) -> bool:
+    """Whether it is stock's, or has a prefix cache where its layout has one."""
+    return case.policy is None or case.name not in CACHED_LAYOUTS
 
 
 def drafted_layouts() -> Iterator[Case]:
@@ -114,7 +128,10 @@ def drafted(case: Case, drafts: Drafts) -> Case:
     return replace(case, settings=replace(engine, kv_blocks=case.settings.kv_blocks + 2 * more))
 
 
-@pytest.mark.parametrize("case", list(drafted_layouts()), ids=lambda case: f"{case.name}-{case.policy or 'stock'}")
+CACHED_LAYOUTS = {case.name.removesuffix("-cache") for case in drafted_layouts() if case.name.endswith("-cache")}
+
+
+@pytest.mark.parametrize("case", sampled_cases(drafted_layouts(), _shows_more))
 def test_every_step_is_vllms_with_drafts_whatever_layers_keep(case: Case) -> None:
     settings = case.settings
     if not follows_hits(settings):
