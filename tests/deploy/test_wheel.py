@@ -181,6 +181,7 @@ def test_the_wheel_holds_examples_page_and_kernels_and_no_tests(built: Path) -> 
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 
 
+@pytest.mark.whole
 def test_the_source_distribution_has_what_a_build_needs_and_little_else(source: Path) -> None:
     with tarfile.open(source) as archive:
         folders = {name.split("/")[1] for name in archive.getnames() if name.count("/") > 1}

@@ -17,8 +17,10 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 from sloserve.cli.doctor.software import engine_for_cpus_alone
 from tests import bounded
@@ -123,6 +125,28 @@ def test_a_command_that_needs_no_server(block: Block, checkout: Path) -> None:
         execute_forked(block, checkout, environment(checkout))
         return
     execute([*command, block.code], block, checkout, environment(checkout))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", blocks("quick", "long", "run"), ids=str)
+def test_commands_take_the_flags_that_pages_give_them(block: Block) -> None:
+    """Of blocks that ``make test`` does not execute too."""
+    from sloserve.cli import app
+    from sloserve.vllm_plugin.server.early import known_flags
+
+    root = typer.main.get_command(app)
+    for line in block.code.replace("\\\n", " ").splitlines():
+        if not line.startswith("sloserve "):
+            continue
+        words = shlex.split(line, comments=True)[1:]
+        command: Any = root
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert command is not root, line
+        taken = {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)} | {"--help"}
+        taken |= set(known_flags()) if command.name in ("serve", "profile") else set()
+        flags = [word.partition("=")[0] for word in words if word.startswith("--") and len(word) > 2]
+        assert set(flags) <= taken, line
 
 
 def test_one_block_starts_the_server() -> None:

@@ -30,6 +30,8 @@ CONFIGS = [
 DEFAULT, *OTHERS = CONFIGS
 OFTEN = [s for s in SUBJECTS if s.section.get("policy", "fcfs").partition(":")[0] in (*main_policies(), "chaos")]
 """Subjects of `make test`: the policies that users choose from, and chaos, which does all that a plan may do."""
+ABORTED = [s for s in OFTEN if s.name in ("fcfs", "edf", "auto") or s.name.startswith("chaos")]
+"""Of these those that requests are aborted under: the ways to plan of all others."""
 LORA = EngineConfig(async_scheduling=True, prefix_caching=True, lora=True)
 
 MIN_MARGIN = 1e-4
@@ -92,6 +94,8 @@ class _Outputs:
     def test_outputs(self, bench: Bench, subject: Subject) -> None:
         check_equal(subject, "mixed", bench)
 
+
+class _Aborts:
     def test_aborts(self, bench: Bench, subject: Subject) -> None:
         served = check_equal(subject, "aborts", bench)
         seen = {state for states in served.aborted.values() for state in states.split(",")}
@@ -109,9 +113,15 @@ class TestPolicies(_Outputs):
     pass
 
 
+@pytest.mark.parametrize("bench", [DEFAULT], indirect=True, ids=str)
+@pytest.mark.parametrize("subject", sampled(SUBJECTS, ABORTED), ids=str)
+class TestAborts(_Aborts):
+    pass
+
+
 @pytest.mark.parametrize("bench", sampled(OTHERS, OTHERS[-1:]), indirect=True, ids=str)
 @pytest.mark.parametrize("subject", sampled(MEANS, [s for s in MEANS if s.name in ("edf", "chaos-all")]), ids=str)
-class TestMeans(_Outputs):
+class TestMeans(_Outputs, _Aborts):
     pass
 
 
@@ -150,7 +160,11 @@ class TestLoRA:
         assert bench.serve_stock(workload, order=-1).outputs == bench.stock(workload).outputs
 
     @pytest.mark.parametrize("workload", sampled(["lora", "crowded-lora"], ["lora"]))
-    @pytest.mark.parametrize("subject", LORA_SUBJECTS, ids=str)
+    @pytest.mark.parametrize(
+        "subject",
+        sampled(LORA_SUBJECTS, [s for s in LORA_SUBJECTS if s.name in ("edf", "chaos-pause", "chaos-all")]),
+        ids=str,
+    )
     def test_outputs(self, bench: Bench, subject: Subject, workload: str) -> None:
         check_equal(subject, workload, bench)
 
