@@ -78,6 +78,7 @@ def _replaced(agent: "subprocess.Popen[str]", killed: int) -> Any:
         return json.loads(agent.stdout.readline())
 
 
+@pytest.mark.whole
 def test_nothing_is_left_of_an_engine_and_it_is_replaced(tmp_path: Path) -> None:
     command = [sys.executable, "-c", AGENT, str(tmp_path)]
     with (
