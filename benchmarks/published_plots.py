@@ -18,9 +18,7 @@ from sloserve.sim.report.plots import write_plots
 SHOWN = (
     ("azure-conv", "attainment.png"),
     ("qoe-reading", "qoe.png"),
-    ("andes-opt-66b", "throughput.png"),
     ("econo-sharegpt", "normalized_latency.png"),
-    ("econo-sharegpt", "completion_split.png"),
     ("sa-azure-conv", "attainment.png"),
 )
 FLEET_SECTION = "throughput"

@@ -13,6 +13,12 @@ from benchmarks.publish import RESULTS, load_text
 
 BEFORE = f"{AUTO}, before"
 RIVALS = tuple(policy for policy in POLICIES if policy.endswith(BUDGET))
+GROUPS = {
+    "mixes": "mixes of traffic",
+    "models": "models with several KV layouts",
+    "seats": "short outputs on few slots",
+}
+"""Groups of settings whose requests have targets of several kinds, with their names in tables."""
 SETTING, KEYS = ["group", "setting", "load"], ["group", "setting", "load", "seed"]
 
 
@@ -97,6 +103,25 @@ def by_setting(groups: list[str]) -> pd.DataFrame:
                 "preemptions a request": f"{preempted.loc[at][AUTO]:.2f}",
             }
     return pd.DataFrame(rows).T.rename_axis("setting")
+
+
+def by_group() -> pd.DataFrame:
+    """Return a row for each group: means over its settings, and the settings in which `auto` is worst."""
+    rows = {}
+    for group, name in GROUPS.items():
+        met, tokens = of_settings(group, "slo_attainment"), ratios(group, "output_throughput")
+        best = met[list(RIVALS)].max(axis=1)
+        less = 100 * (met[AUTO] - best)
+        rows[f"{name} ({len(met)})"] = {
+            "stock": f"{100 * met[STOCK].mean():.1f}",
+            "`auto`": f"{100 * met[AUTO].mean():.1f}",
+            "best other, chosen for each setting": f"{100 * best.mean():.1f}",
+            "`auto` less it: worst, best setting": f"{less.min():+.1f}, {less.max():+.1f}".replace("-", "−"),
+            "tokens/s, x stock": f"{tokens[AUTO].mean():.3f}",
+            "least": f"{tokens[AUTO].min():.3f}",
+            "most preemptions a request": f"{of_settings(group, 'preemptions_per_request')[AUTO].max():.2f}",
+        }
+    return pd.DataFrame(rows).T.rename_axis("in time, % (settings)")
 
 
 def untargeted() -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The tables with which the pages of the five papers begin: each figure, the paper's number, our command and ours.
+"""The tables of the five papers: each figure, the paper's number, our command and ours; pages begin with the main rows.
 
 A table is a template in ``papers/``: a row of Markdown for each figure or table of the paper, with Jinja expressions in
 the place of figures. They call the functions of :mod:`benchmarks.pages.results` and the filter ``fmt``.
@@ -40,15 +40,38 @@ PAPERS: Final = {
 }
 _NAMES: Final = ("at_latency", "at_qoe", "by_seed", "capacities", "compared", "means", "printed", "rows", "saved")
 """What expressions of the templates may call."""
+_ON_PAGE: Final = "{# page #}"
+"""Marks a row of a template that the page of the paper shows."""
+_COMMAND: Final = 3
+"""Place of the column of commands in a row split at its bars."""
 
 
 def paper_table(paper: str) -> str:
-    """Return the table of a paper as Markdown. Raises: an error where an expression names what no result has."""
+    """Return the whole table of a paper as Markdown.
+
+    Raises:
+        Exception: An expression of the template names what no result has.
+    """
+    return _rendered((TEMPLATES / f"{paper}.md.j2").read_text())
+
+
+def page_table(paper: str) -> str:
+    """Return the rows of a paper that its page shows, those with ``{# page #}``, without the column of commands."""
+    lines = (TEMPLATES / f"{paper}.md.j2").read_text().splitlines(keepends=True)
+    heads = [number for number, line in enumerate(lines) if line.startswith("|")][:2]
+    chosen = [
+        line for number, line in enumerate(lines) if not line.startswith("|") or number in heads or _ON_PAGE in line
+    ]
+    rows = [line.split("|") for line in _rendered("".join(chosen)).splitlines()]
+    return "".join("|".join(cells[:_COMMAND] + cells[_COMMAND + 1 :]) + "\n" for cells in rows)
+
+
+def _rendered(template: str) -> str:
     found = Environment(
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )
     found.filters["fmt"] = fmt
-    return typeset(found.get_template(f"{paper}.md.j2").render({name: getattr(results, name) for name in _NAMES}))
+    return typeset(found.from_string(template).render({name: getattr(results, name) for name in _NAMES}))
 
 
 def fmt(value: float | pd.Series, spec: str) -> str:

@@ -11,7 +11,7 @@ from sloserve.core.predicted import LEVELS, PREDICTED
 
 NAMES = {
     "product": "**the product**",
-    "former": "before",
+    "former": "one window of 128 ratios",
     "last 1,000 outcomes": "last 1,000 outcomes",
     "queue x service": "queue x mean service",
 }
@@ -58,9 +58,26 @@ def widths() -> pd.DataFrame:
             lines[f"{FIGURES[figure]}, {name}"] = {
                 "mean of p50, p90, p99 in s": ", ".join(f"{value:.3g}" for value in means["mean_s"]),
                 "p90, p99 over p50": ", ".join(f"{value:.3g}" for value in ratios),
-                "pinball loss in ms": ", ".join(f"{1e3 * value:.3g}" for value in means["pinball_s"]),
+                "pinball loss in ms": ", ".join(
+                    f"{1e3 * value:{',.0f' if value >= 0.1 else '.3g'}}" for value in means["pinball_s"]
+                ),
             }
     return _table(lines)
+
+
+def predictors() -> pd.DataFrame:
+    """Return by figure and predictor the coverage, also with the held-out seed, and the width of the quantiles."""
+    kept_first, kept_held_out, wide = coverage(), coverage("promises_held_out"), widths()
+    off = "coverage off by, p50, p90, p99"
+    windows = int(kept_first["of"].iloc[0])
+    shown = {
+        "points off, p50, p90, p99": kept_first[off],
+        "with the held-out seed": kept_held_out[off],
+        f"windows of {windows} beyond the aim": kept_first["windows beyond the aim"],
+        "mean of p50, p90, p99 in s": wide["mean of p50, p90, p99 in s"],
+        "pinball loss in ms": wide["pinball loss in ms"],
+    }
+    return pd.DataFrame(shown).loc[kept_first.index].rename_axis("figure, predictor")
 
 
 def by_part() -> pd.DataFrame:

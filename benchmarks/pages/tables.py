@@ -6,7 +6,7 @@ with the step budget.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 from scipy.stats import gmean
@@ -29,7 +29,9 @@ from benchmarks.policies import auto_tail
 
 Table = Callable[[], pd.DataFrame]
 TABLES: dict[str, Table] = {}
-"""Each table by its name."""
+"""Each table as pages show it, by its name."""
+WHOLE: dict[str, Table] = {}
+"""Each table with all of its rows and columns, by its name."""
 BUDGET = ":step_budget=true"
 FLEET = {
     "fifo": "`fifo`",
@@ -43,11 +45,33 @@ FLEET = {
 """The planners of QLM's fleet that its tables show."""
 
 
-def table(name: str) -> Callable[[Table], Table]:
-    """Register a function as the table of this name."""
+def table(
+    name: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
+) -> Callable[[Table], Table]:
+    """Register a function as the table of this name.
+
+    Args:
+        name: Name of the table.
+        rows: Heads of the rows that the page shows; ``benchmarks.whole_tables`` prints all. Default: all.
+        columns: Heads of the columns that the page shows. Default: all.
+    """
 
     def register(made: Table) -> Table:
-        TABLES[name] = made
+        def on_page() -> pd.DataFrame:
+            whole = made()
+            return whole.loc[list(rows or whole.index), list(columns or whole.columns)]
+
+        TABLES[name], WHOLE[name] = on_page, made
+        return made
+
+    return register
+
+
+def whole_only(name: str) -> Callable[[Table], Table]:
+    """Register a function as a table that no page shows; ``benchmarks.whole_tables`` prints it."""
+
+    def register(made: Table) -> Table:
+        WHOLE[name] = made
         return made
 
     return register
@@ -76,7 +100,7 @@ def attainment(name: str, loads: list[float], policies: dict[str, str], head: st
     )
 
 
-@table("andes.urgency")
+@table("andes.urgency", columns=["`andes`", "to 0.5 s", "stock", "`edf`*", "`andes-paper`", "`auto`"])
 def andes_urgency() -> pd.DataFrame:
     """Mean QoE and attainment of `andes` and its rivals, with the differences of `andes` from its former urgency."""
     before, profiles = "andes-parts:urgent_s=0.5", {"a40x4-opt-66b": "OPT-66B, A40", "a100-llama3-70b-tp4": "70B, A100"}
@@ -122,7 +146,11 @@ def andes_qoe() -> pd.DataFrame:
     return pd.DataFrame(found).T.rename_axis("workload, load")
 
 
-@table("econo.loads")
+@table(
+    "econo.loads",
+    rows=["ShareGPT", "Alpaca", "BookCorpus", "Azure conv.", "Azure code", "ServeGen", "OPT-175B, ShareGPT"],
+    columns=["stock", "`edf`*", "`sjf`*", "`econo` / stock", "`auto` / stock"],
+)
 def econo_loads() -> pd.DataFrame:
     """The load that each policy carries at twice stock's unloaded latency per token."""
     workloads = {
@@ -162,16 +190,26 @@ def econo_fixed() -> pd.DataFrame:
     return chosen(texts, policies | {"econo:length=oracle": "`econo`, lengths known"}, "policy")
 
 
-@table("econo.hosting")
+@table(
+    "econo.hosting",
+    rows=[hosting.FORMS[form] for form in ("-D", "-D, hosting", "-D, future", "whole", "whole, unconfined")],
+    columns=["ms a token", "in time", "KV reserved and unused", "grants to guests"],
+)
 def econo_hosting() -> pd.DataFrame:
     """Why EconoServe as published loses: guests, reserved KV, and prompts that wait."""
     return hosting.hosting()
 
 
-@table("econo.guests")
+@whole_only("econo.guests")
 def econo_guests() -> pd.DataFrame:
     """What guests in promised KV gain in `econo`."""
     return hosting.guests()
+
+
+@table("econo.guests_gain")
+def econo_guests_gain() -> pd.DataFrame:
+    """The points of requests in time that guests add to `econo`, where it is not at 100 %."""
+    return hosting.guests_gain()
 
 
 @table("deadlines.conversations")
@@ -284,13 +322,16 @@ def estimators_text_deadline() -> pd.DataFrame:
     return _length_worth("text", "deadline", ["sjf", "econo", "auto", "sa"], "in_time", "{:.1%}")
 
 
-@table("estimators.text_latency")
+@whole_only("estimators.text_latency")
 def estimators_text_latency() -> pd.DataFrame:
     """What lengths predicted from text are worth without targets."""
     return _length_worth("text", "none", ["sjf", "econo", "auto", "sa"], "latency_s", "{:.2f} s")
 
 
-@table("estimators.known_chats")
+@table(
+    "estimators.known_chats",
+    columns=["in time", "mean latency", "tokens/s", "first token late: longest quarter"],
+)
 def estimators_known_chats() -> pd.DataFrame:
     """Where auto and econo lose with better known lengths."""
     figures = {
@@ -350,7 +391,7 @@ def auto_losses() -> pd.DataFrame:
     return markdown_table("auto", "cell", 2)
 
 
-@table("auto.judged")
+@table("auto.judged", columns=["readers", "one deadline", "all 24", "tokens/s, x stock"])
 def auto_judged() -> pd.DataFrame:
     """Cells with new seeds: share in time, and QoE in brackets."""
     targets = {"readers": "readers", "mixed": "mixed", "default": "default classes", "deadline": "one deadline"}
@@ -372,7 +413,11 @@ def tail_ratios() -> pd.DataFrame:
     return auto_tail.of_stock(saved("auto_tail")["rows"])
 
 
-@table("auto.tail")
+@table(
+    "auto.tail",
+    rows=["`auto`", "`auto:tail=0`", "`auto:tail=3`", "`sjf`*", "`econo`*", "`edf`*", "stock"],
+    columns=["TTFT, mean", "p99", "longest", "ms a token", "quick"],
+)
 def auto_tail_policies() -> pd.DataFrame:
     """Requests without targets, by policy: geometric means over the cells in which all ran."""
     ratios = auto_tail.with_all_orders(tail_ratios())
@@ -383,7 +428,10 @@ def auto_tail_policies() -> pd.DataFrame:
     return chosen(found, names, "load 1.3")
 
 
-@table("auto.tail_loads")
+@table(
+    "auto.tail_loads",
+    columns=["TTFT, mean", "with `tail=0`", "TTFT, p99", "worst p99", "worst p99 with `tail=0`"],
+)
 def auto_tail_loads() -> pd.DataFrame:
     """Requests without targets, by load: the mean and the tail under `auto`, and the worst cell of each."""
     cell = ["load", "workload", "profile", "policy"]
@@ -426,61 +474,122 @@ def auto_draft_loads() -> pd.DataFrame:
     return pd.DataFrame.from_dict(lines, orient="index").rename_axis("acceptance, drafts")
 
 
-@table("tasks.react")
+@table(
+    "tasks.react",
+    rows=[
+        "stock",
+        "`fcfs`, swap",
+        "`auto`",
+        "`auto`, tasks",
+        "`auto`, swap",
+        "`auto`, tasks, swap",
+        "`edf-split`*",
+        "`plas`*",
+        "`continuum`*",
+        "`thunder-agent`*, 1 s",
+        "`plas`*, swap",
+        "`thunder-agent`*, 1 s, swap",
+    ],
+    columns=["load 1", "load 2", "mean s", "tokens/s, of stock's", "found, %"],
+)
 def tasks_react() -> pd.DataFrame:
     """Agents that call tools, on an engine with KV for a dozen of them."""
     return tasks.in_time("react")
 
 
-@table("tasks.coding")
+@table(
+    "tasks.coding",
+    columns=["load 0.7", "load 1", "load 1.5", "mean s", "tokens/s, of stock's", "found, %"],
+)
 def tasks_coding() -> pd.DataFrame:
     """Coding agents with prompts of 195,000 tokens."""
     return tasks.in_time("coding")
 
 
-@table("tasks.chat")
+@table("tasks.chat", columns=["load 1", "load 2", "mean s", "tokens/s, of stock's", "found, %"])
 def tasks_chat() -> pd.DataFrame:
     """Chats of many turns on a small KV cache; in time are calls, by their TTFT."""
     return tasks.in_time("chat")
 
 
-@table("tasks.map_reduce")
+@table("tasks.map_reduce", columns=["in time %", "mean s", "tokens/s, of stock's"])
 def tasks_map_reduce() -> pd.DataFrame:
     """Planners with bursts of sub-agents."""
     return tasks.in_time("map-reduce")
 
 
-@table("tasks.burst")
+@table(
+    "tasks.burst",
+    rows=[
+        "stock",
+        "`fcfs`, swap",
+        "`auto`",
+        "`auto`, tasks",
+        "`auto`, tasks, swap",
+        "`edf-split`*",
+        "`plas`*",
+        "`thunder-agent`*",
+        "`continuum`*",
+    ],
+    columns=["in time %", "longest wait for a first token, s", "the large task, s", "tokens/s"],
+)
 def tasks_burst() -> pd.DataFrame:
     """A burst of small tasks beside a large one."""
     return tasks.burst()
 
 
-@table("tenants.settings")
+@table(
+    "tenants.settings",
+    columns=[
+        "others: stock",
+        "best of three fair queues",
+        "`auto`",
+        "with shares",
+        "first: `auto`",
+        "first, with shares",
+    ],
+)
 def tenants_settings() -> pd.DataFrame:
     """Every setting of tenants: what the others have when the first asks for more than its share."""
     return tenants.settings()
 
 
-@table("tenants.burst")
+@table(
+    "tenants.burst",
+    rows=[f"{policy}, load 1.2" for policy in tenants.POLICIES.values()],
+    columns=["the two others, % in time", "the one that bursts", "tokens/s"],
+)
 def tenants_burst() -> pd.DataFrame:
     """Three tenants of equal weight, of which one sends ten times as much for a minute."""
     return tenants.burst()
 
 
-@table("auto.held_out_deadlines")
+@table(
+    "auto.held_out_deadlines",
+    rows=["`auto`", "`niyama`*", "`econo`*", "`sjf`*", "`andes`*", "`edf`*", "stock"],
+    columns=["in time, %", "less `auto`, points", "worst, best setting", "tokens/s, x stock", "least"],
+)
 def auto_held_out_deadlines() -> pd.DataFrame:
     """One deadline for all requests, on settings that were fixed before any run."""
     return held_out.by_policy("deadlines")
 
 
+@whole_only("auto.held_out_settings")
+def auto_held_out_settings() -> pd.DataFrame:
+    """Mixes of traffic, models with several KV layouts, and short outputs on few slots."""
+    return held_out.by_setting(list(held_out.GROUPS))
+
+
 @table("auto.held_out")
 def auto_held_out() -> pd.DataFrame:
-    """Mixes of traffic, models with several KV layouts, and short outputs on few slots."""
-    return held_out.by_setting(["mixes", "models", "seats"])
+    """The same by group: means, and the settings in which `auto` is worst."""
+    return held_out.by_group()
 
 
-@table("auto.held_out_untargeted")
+@table(
+    "auto.held_out_untargeted",
+    rows=[*(f"`auto`, load {load}" for load in ("0.7", "1", "1.3", "2")), "`sjf`*, load 1.3", "`edf`*, load 1.3"],
+)
 def auto_held_out_untargeted() -> pd.DataFrame:
     """Requests without targets: latencies as multiples of stock's."""
     return held_out.untargeted()
@@ -507,7 +616,16 @@ def auto_highest() -> pd.DataFrame:
     )
 
 
-@table("auto.agents")
+@table(
+    "auto.agents",
+    columns=[
+        "0.08 tasks/s",
+        "0.16 tasks/s",
+        "at 0.16, less `auto`, points",
+        "cache hits",
+        "prompt tokens computed, x needed",
+    ],
+)
 def auto_agents() -> pd.DataFrame:
     """Tasks of agents in time at each rate, and what their calls take at 0.16 tasks a second."""
     found = rows("agent_tasks").set_index(["rate", "policy"])
@@ -526,7 +644,17 @@ def auto_agents() -> pd.DataFrame:
     return chosen(pd.DataFrame(texts).fillna("–"), names, "policy, stated")
 
 
-@table("fleet.tasks")
+@table(
+    "fleet.tasks",
+    columns=[
+        "stock: tasks in time",
+        "less `affinity: false`, points",
+        "stock: cache hits",
+        "`auto`: tasks in time",
+        "less `affinity: false`",
+        "`auto`: cache hits",
+    ],
+)
 def fleet_tasks() -> pd.DataFrame:
     """Tasks of agents on two engines in time, by where their calls go, under stock's scheduler and under `auto`."""
     found = rows("task_affinity").set_index(["policy", "name"])
@@ -550,19 +678,31 @@ def fleet_tasks() -> pd.DataFrame:
     return chosen(pd.DataFrame(texts), names, "calls go")
 
 
-@table("fleet.choices")
-def fleet_choices() -> pd.DataFrame:
-    """What a choice, a report, a plan and a view cost a gateway, by size of its fleet."""
+@whole_only("fleet.choices_before")
+def fleet_choices_before() -> pd.DataFrame:
+    """What a choice, a report, a plan and a view cost a gateway, by size of its fleet, before and now."""
     return gateways.choices()
 
 
-@table("fleet.polls")
+@table(
+    "fleet.choices",
+    rows=[
+        gateways.CHOICES[key]
+        for key in ("choice_1_model_plan_us", "choice_40_models_plan_us", "full_us", "plan_us", "view_us")
+    ],
+)
+def fleet_choices() -> pd.DataFrame:
+    """What a choice, a report, a plan and a view cost a gateway, by size of its fleet."""
+    return gateways.choices(before=False)
+
+
+@whole_only("fleet.polls")
 def fleet_polls() -> pd.DataFrame:
     """What questions to agents cost a gateway, by their number."""
     return gateways.polls()
 
 
-@table("fleet.drawn")
+@table("fleet.drawn", columns=["in time", "less all, points", "cache hits", "TTFT mean, p99, ms"])
 def fleet_drawn() -> pd.DataFrame:
     """What a choice among drawn instances is worth."""
     return gateways.quality()
@@ -637,37 +777,82 @@ def qlm_throughput() -> pd.DataFrame:
     return chosen(found.T, FLEET, "requests/s")
 
 
-@table("promises.coverage")
+@whole_only("promises.coverage")
 def promises_coverage() -> pd.DataFrame:
     """How often predictions of the product and its rivals are kept."""
     return promises.coverage()
 
 
-@table("promises.widths")
-def promises_widths() -> pd.DataFrame:
-    """How wide predictions of the product and its rivals are."""
-    return promises.widths()
-
-
-@table("promises.parts")
-def promises_parts() -> pd.DataFrame:
-    """Windows of the product beyond the aims, by their place in the run."""
-    return promises.by_part()
-
-
-@table("promises.kept")
-def promises_kept() -> pd.DataFrame:
-    """Return what promises were given and broken."""
-    return promises.kept()
-
-
-@table("promises.held_out")
+@whole_only("promises.held_out")
 def promises_held_out() -> pd.DataFrame:
     """The same with a seed that nothing was chosen on."""
     return promises.coverage("promises_held_out")
 
 
-@table("promises.fleet")
+@whole_only("promises.widths")
+def promises_widths() -> pd.DataFrame:
+    """How wide predictions of the product and its rivals are."""
+    return promises.widths()
+
+
+@table(
+    "promises.predictors",
+    rows=[
+        "TTFT, **the product**",
+        "TTFT, one window of 128 ratios",
+        "TPOT, **the product**",
+        "TPOT, one window of 128 ratios",
+        "e2e, **the product**",
+        "e2e, one window of 128 ratios",
+        "e2e, last 1,000 outcomes",
+        "e2e, queue x mean service",
+    ],
+)
+def promises_predictors() -> pd.DataFrame:
+    """Coverage and width of the product's predictions and its rivals'."""
+    return promises.predictors()
+
+
+@whole_only("promises.parts")
+def promises_parts() -> pd.DataFrame:
+    """Windows of the product beyond the aims, by their place in the run."""
+    return promises.by_part()
+
+
+@table(
+    "promises.kept",
+    rows=[
+        "1, auto, all ask",
+        "1, edf, all ask",
+        "1, edf, no promises",
+        "1.5, auto, all ask",
+        "1.5, auto, chats ask",
+        "1.5, auto, no promises",
+        "1.5, edf, all ask",
+        "1.5, edf, no promises",
+        "1.5, stock, no promises",
+        "2, auto, all ask",
+        "2, auto, no promises",
+    ],
+    columns=["promised: chats, batch", "broken", "in time: all, chats, batch"],
+)
+def promises_kept() -> pd.DataFrame:
+    """What promises were given and broken."""
+    return promises.kept()
+
+
+@table(
+    "promises.fleet",
+    rows=[
+        "60, qlm, chats ask",
+        "60, qlm, no promises",
+        "60, on-demand, no promises",
+        "120, qlm, chats ask",
+        "120, qlm, no promises",
+        "120, on-demand, no promises",
+    ],
+    columns=["promised: chats, batch", "broken", "in time: all, chats, batch"],
+)
 def promises_fleet() -> pd.DataFrame:
     """Promises that a fleet in virtual time gives and keeps."""
     return promises.kept("promises_fleet")
@@ -675,11 +860,11 @@ def promises_fleet() -> pd.DataFrame:
 
 @table("promises.cpu")
 def promises_cpu() -> pd.DataFrame:
-    """Return what clients measured on vLLM's engine on a CPU."""
+    """What clients measured on vLLM's engine on a CPU."""
     return promises.on_cpu()
 
 
-@table("promises.leaving")
+@whole_only("promises.leaving")
 def promises_leaving() -> pd.DataFrame:
     """Coverage where a fifth of the clients leave."""
     return promises.leaving()

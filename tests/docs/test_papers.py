@@ -13,7 +13,7 @@ import pytest
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.fleet.fleet_qlm import SECTIONS
 from benchmarks.pages.markdown import frame_table
-from benchmarks.pages.papers import PAPERS, TEMPLATES, paper_table
+from benchmarks.pages.papers import PAPERS, TEMPLATES, page_table, paper_table
 from benchmarks.pages.tables import TABLES
 from benchmarks.publish import RESULTS
 from tests.docs.pages import ROOT, anchors
@@ -156,7 +156,7 @@ def test_the_page_of_a_paper_begins_with_its_table(paper: str, update_docs: bool
     page = PAGES / f"{PAPERS[paper].page}.md"
     text = page.read_text()
     assert [found[2] for found in _TABLE.finditer(text)] == [paper] and text.index("<!-- paper") < text.index("\n## ")
-    _same(page, _TABLE.sub(lambda found: f"{found[1]}{paper_table(paper)}{found[3]}", text), update_docs)
+    _same(page, _TABLE.sub(lambda found: f"{found[1]}{page_table(paper)}{found[3]}", text), update_docs)
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
