@@ -58,13 +58,6 @@ def guests() -> pd.DataFrame:
     return pd.DataFrame(found).T.rename_axis("workload, targets, load, lengths")
 
 
-def guests_gain() -> pd.DataFrame:
-    """Return, for each overloaded cell, the share in time under ``econo`` and the points that each form adds."""
-    whole = guests()
-    overloaded = whole[[", 0.7, " not in cell for cell in whole.index]]
-    return overloaded[["`econo`", *GUESTS.values()]].map(lambda text: text.partition(";")[0])
-
-
 def _gain(row: pd.Series) -> str:
     gain, half = row.gain
     tokens, half_tokens = row.tokens_gain

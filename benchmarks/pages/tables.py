@@ -192,8 +192,8 @@ def econo_fixed() -> pd.DataFrame:
 
 @table(
     "econo.hosting",
-    rows=[hosting.FORMS[form] for form in ("-D", "-D, hosting", "-D, future", "whole", "whole, unconfined")],
-    columns=["ms a token", "in time", "KV reserved and unused", "grants to guests"],
+    rows=[hosting.FORMS[form] for form in ("-D", "-D, future", "whole", "whole, unconfined")],
+    columns=["ms a token", "in time", "KV reserved and unused"],
 )
 def econo_hosting() -> pd.DataFrame:
     """Why EconoServe as published loses: guests, reserved KV, and prompts that wait."""
@@ -204,12 +204,6 @@ def econo_hosting() -> pd.DataFrame:
 def econo_guests() -> pd.DataFrame:
     """What guests in promised KV gain in `econo`."""
     return hosting.guests()
-
-
-@table("econo.guests_gain")
-def econo_guests_gain() -> pd.DataFrame:
-    """The points of requests in time that guests add to `econo`, where it is not at 100 %."""
-    return hosting.guests_gain()
 
 
 @table("deadlines.conversations")
@@ -391,7 +385,7 @@ def auto_losses() -> pd.DataFrame:
     return markdown_table("auto", "cell", 2)
 
 
-@table("auto.judged", columns=["readers", "one deadline", "all 24", "tokens/s, x stock"])
+@table("auto.judged", columns=["one deadline", "all 24", "tokens/s, x stock"])
 def auto_judged() -> pd.DataFrame:
     """Cells with new seeds: share in time, and QoE in brackets."""
     targets = {"readers": "readers", "mixed": "mixed", "default": "default classes", "deadline": "one deadline"}
@@ -428,10 +422,7 @@ def auto_tail_policies() -> pd.DataFrame:
     return chosen(found, names, "load 1.3")
 
 
-@table(
-    "auto.tail_loads",
-    columns=["TTFT, mean", "with `tail=0`", "TTFT, p99", "worst p99", "worst p99 with `tail=0`"],
-)
+@whole_only("auto.tail_loads")
 def auto_tail_loads() -> pd.DataFrame:
     """Requests without targets, by load: the mean and the tail under `auto`, and the worst cell of each."""
     cell = ["load", "workload", "profile", "policy"]
@@ -586,10 +577,7 @@ def auto_held_out() -> pd.DataFrame:
     return held_out.by_group()
 
 
-@table(
-    "auto.held_out_untargeted",
-    rows=[*(f"`auto`, load {load}" for load in ("0.7", "1", "1.3", "2")), "`sjf`*, load 1.3", "`edf`*, load 1.3"],
-)
+@whole_only("auto.held_out_untargeted")
 def auto_held_out_untargeted() -> pd.DataFrame:
     """Requests without targets: latencies as multiples of stock's."""
     return held_out.untargeted()
@@ -616,16 +604,7 @@ def auto_highest() -> pd.DataFrame:
     )
 
 
-@table(
-    "auto.agents",
-    columns=[
-        "0.08 tasks/s",
-        "0.16 tasks/s",
-        "at 0.16, less `auto`, points",
-        "cache hits",
-        "prompt tokens computed, x needed",
-    ],
-)
+@whole_only("auto.agents")
 def auto_agents() -> pd.DataFrame:
     """Tasks of agents in time at each rate, and what their calls take at 0.16 tasks a second."""
     found = rows("agent_tasks").set_index(["rate", "policy"])
