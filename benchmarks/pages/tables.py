@@ -278,7 +278,16 @@ def admission_requests() -> pd.DataFrame:
     return chosen(texts, names, "policy and admission")
 
 
-@table("estimators.encoders")
+@table(
+    "estimators.encoders",
+    rows=[
+        "the class's distribution",
+        "counts over the text",
+        "counts, ridge regression on words and pairs (`train-length`)",
+        "counts, averaged token vectors of an LLM",
+        "counts, words and pairs, the transformer",
+    ],
+)
 def estimators_encoders() -> pd.DataFrame:
     """How well encoders of a prompt tell the output's length."""
     names = {
@@ -324,6 +333,7 @@ def estimators_text_latency() -> pd.DataFrame:
 
 @table(
     "estimators.known_chats",
+    rows=["`econo`, class", "`econo`, predicted", "`econo`, known", "`auto`, class", "`auto`, known"],
     columns=["in time", "mean latency", "tokens/s", "first token late: longest quarter"],
 )
 def estimators_known_chats() -> pd.DataFrame:
@@ -628,10 +638,8 @@ def auto_agents() -> pd.DataFrame:
     columns=[
         "stock: tasks in time",
         "less `affinity: false`, points",
-        "stock: cache hits",
         "`auto`: tasks in time",
         "less `affinity: false`",
-        "`auto`: cache hits",
     ],
 )
 def fleet_tasks() -> pd.DataFrame:
@@ -681,7 +689,7 @@ def fleet_polls() -> pd.DataFrame:
     return gateways.polls()
 
 
-@table("fleet.drawn", columns=["in time", "less all, points", "cache hits", "TTFT mean, p99, ms"])
+@whole_only("fleet.drawn")
 def fleet_drawn() -> pd.DataFrame:
     """What a choice among drawn instances is worth."""
     return gateways.quality()
