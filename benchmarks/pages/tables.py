@@ -100,7 +100,7 @@ def attainment(name: str, loads: list[float], policies: dict[str, str], head: st
     )
 
 
-@table("andes.urgency", columns=["`andes`", "to 0.5 s", "stock", "`edf`*", "`andes-paper`", "`auto`"])
+@whole_only("andes.urgency")
 def andes_urgency() -> pd.DataFrame:
     """Mean QoE and attainment of `andes` and its rivals, with the differences of `andes` from its former urgency."""
     before, profiles = "andes-parts:urgent_s=0.5", {"a40x4-opt-66b": "OPT-66B, A40", "a100-llama3-70b-tp4": "70B, A100"}
@@ -190,11 +190,7 @@ def econo_fixed() -> pd.DataFrame:
     return chosen(texts, policies | {"econo:length=oracle": "`econo`, lengths known"}, "policy")
 
 
-@table(
-    "econo.hosting",
-    rows=[hosting.FORMS[form] for form in ("-D", "-D, future", "whole", "whole, unconfined")],
-    columns=["ms a token", "in time", "KV reserved and unused"],
-)
+@whole_only("econo.hosting")
 def econo_hosting() -> pd.DataFrame:
     """Why EconoServe as published loses: guests, reserved KV, and prompts that wait."""
     return hosting.hosting()
@@ -463,7 +459,7 @@ def auto_tail_loads() -> pd.DataFrame:
     return found.rename_axis("load")
 
 
-@table("auto.draft_loads")
+@whole_only("auto.draft_loads")
 def auto_draft_loads() -> pd.DataFrame:
     """The load at which 95 % keep their TPOT target, by acceptance, number of draft tokens and policy."""
     lines: dict[str, dict[str, str]] = {}
@@ -528,9 +524,7 @@ def tasks_map_reduce() -> pd.DataFrame:
         "`auto`, tasks",
         "`auto`, tasks, swap",
         "`edf-split`*",
-        "`plas`*",
         "`thunder-agent`*",
-        "`continuum`*",
     ],
     columns=["in time %", "longest wait for a first token, s", "the large task, s", "tokens/s"],
 )
@@ -593,7 +587,7 @@ def auto_held_out_untargeted() -> pd.DataFrame:
     return held_out.untargeted()
 
 
-@table("auto.highest")
+@table("auto.highest", columns=["stock", "`edf`", "`andes`", "`auto`", "`auto` over stock"])
 def auto_highest() -> pd.DataFrame:
     """The highest load at which hardly any request is late, as a multiple of what stock completes."""
     names = {
@@ -746,7 +740,7 @@ def swap_grid() -> pd.DataFrame:
     return pd.DataFrame(found).T.rename_axis("workload, policy")
 
 
-@table("qlm.many")
+@table("qlm.many", columns=["latency-sensitive, 30 % of all"])
 def qlm_many() -> pd.DataFrame:
     """Many models on few instances, by planner: share in time, and the difference from `on-demand`."""
     texts = {
@@ -809,7 +803,6 @@ def promises_parts() -> pd.DataFrame:
 @table(
     "promises.kept",
     rows=[
-        "1, auto, all ask",
         "1, edf, all ask",
         "1, edf, no promises",
         "1.5, auto, all ask",
@@ -817,7 +810,6 @@ def promises_parts() -> pd.DataFrame:
         "1.5, auto, no promises",
         "1.5, edf, all ask",
         "1.5, edf, no promises",
-        "1.5, stock, no promises",
         "2, auto, all ask",
         "2, auto, no promises",
     ],
@@ -845,7 +837,7 @@ def promises_fleet() -> pd.DataFrame:
     return promises.kept("promises_fleet")
 
 
-@table("promises.cpu")
+@whole_only("promises.cpu")
 def promises_cpu() -> pd.DataFrame:
     """What clients measured on vLLM's engine on a CPU."""
     return promises.on_cpu()
