@@ -30,18 +30,11 @@ def _by_size(section: str, size: str) -> tuple[Mapping[int, Any], Mapping[int, A
     return before, now
 
 
-def choices(before: bool = True) -> pd.DataFrame:
-    """Return microseconds of processor time by size of the fleet.
-
-    Args:
-        before: Show beside each figure what it was before choices became independent of the size.
-    """
-    then, now = _by_size("choices", "instances")
+def choices() -> pd.DataFrame:
+    """Return microseconds of processor time by size of the fleet, before and now."""
+    before, now = _by_size("choices", "instances")
     texts = {
-        f"{size:,} instances": {
-            name: _both(then[size][key], now[size][key]) if before else f"{now[size][key]:,.0f}"
-            for key, name in CHOICES.items()
-        }
+        f"{size:,} instances": {name: _both(before[size][key], now[size][key]) for key, name in CHOICES.items()}
         for size in now
     }
     return pd.DataFrame(texts).rename_axis("µs of processor time")

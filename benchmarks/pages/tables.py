@@ -122,7 +122,7 @@ def andes_urgency() -> pd.DataFrame:
     return pd.DataFrame.from_dict(lines, orient="index").rename_axis("mean QoE, in time")
 
 
-@table("andes.qoe")
+@table("andes.qoe", columns=["stock", "`edf`*", "`andes`", "`auto`", "`andes`: preemptions, tokens/s"])
 def andes_qoe() -> pd.DataFrame:
     """Mean QoE by workload and load, with what the two policies that plan for QoE pay for it."""
     workloads = {
@@ -391,7 +391,11 @@ def auto_losses() -> pd.DataFrame:
     return markdown_table("auto", "cell", 2)
 
 
-@table("auto.judged", columns=["one deadline", "all 24", "tokens/s, x stock"])
+@table(
+    "auto.judged",
+    rows=["`auto`", "`niyama`*", "`andes`*", "`econo`*", "`sjf`*", "stock, 1,024 tokens", "stock"],
+    columns=["one deadline", "all 24", "tokens/s, x stock"],
+)
 def auto_judged() -> pd.DataFrame:
     """Cells with new seeds: share in time, and QoE in brackets."""
     targets = {"readers": "readers", "mixed": "mixed", "default": "default classes", "deadline": "one deadline"}
@@ -503,13 +507,13 @@ def tasks_coding() -> pd.DataFrame:
     return tasks.in_time("coding")
 
 
-@table("tasks.chat", columns=["load 1", "load 2", "mean s", "tokens/s, of stock's", "found, %"])
+@whole_only("tasks.chat")
 def tasks_chat() -> pd.DataFrame:
     """Chats of many turns on a small KV cache; in time are calls, by their TTFT."""
     return tasks.in_time("chat")
 
 
-@table("tasks.map_reduce", columns=["in time %", "mean s", "tokens/s, of stock's"])
+@whole_only("tasks.map_reduce")
 def tasks_map_reduce() -> pd.DataFrame:
     """Planners with bursts of sub-agents."""
     return tasks.in_time("map-reduce")
@@ -561,7 +565,7 @@ def tenants_burst() -> pd.DataFrame:
 
 @table(
     "auto.held_out_deadlines",
-    rows=["`auto`", "`niyama`*", "`econo`*", "`sjf`*", "`andes`*", "`edf`*", "stock"],
+    rows=["`auto`", "`niyama`*", "`econo`*", "`sjf`*", "stock"],
     columns=["in time, %", "less `auto`, points", "worst, best setting", "tokens/s, x stock", "least"],
 )
 def auto_held_out_deadlines() -> pd.DataFrame:
@@ -659,22 +663,10 @@ def fleet_tasks() -> pd.DataFrame:
     return chosen(pd.DataFrame(texts), names, "calls go")
 
 
-@whole_only("fleet.choices_before")
-def fleet_choices_before() -> pd.DataFrame:
+@whole_only("fleet.choices")
+def fleet_choices() -> pd.DataFrame:
     """What a choice, a report, a plan and a view cost a gateway, by size of its fleet, before and now."""
     return gateways.choices()
-
-
-@table(
-    "fleet.choices",
-    rows=[
-        gateways.CHOICES[key]
-        for key in ("choice_1_model_plan_us", "choice_40_models_plan_us", "full_us", "plan_us", "view_us")
-    ],
-)
-def fleet_choices() -> pd.DataFrame:
-    """What a choice, a report, a plan and a view cost a gateway, by size of its fleet."""
-    return gateways.choices(before=False)
 
 
 @whole_only("fleet.polls")
@@ -711,7 +703,7 @@ def swap_overload() -> pd.DataFrame:
     return chosen(frame, shown(["auto", *budgets]), "policy")
 
 
-@table("swap.grid")
+@table("swap.grid", columns=["computed again", "by cost", "preemptions", "QoE"])
 def swap_grid() -> pd.DataFrame:
     """What swapping is worth in the cells with the largest gains and losses."""
     cells = {
