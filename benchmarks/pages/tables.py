@@ -327,11 +327,7 @@ def estimators_text_latency() -> pd.DataFrame:
     return _length_worth("text", "none", ["sjf", "econo", "auto", "sa"], "latency_s", "{:.2f} s")
 
 
-@table(
-    "estimators.known_chats",
-    rows=["`econo`, class", "`econo`, predicted", "`econo`, known", "`auto`, class", "`auto`, known"],
-    columns=["in time", "mean latency", "tokens/s", "first token late: longest quarter"],
-)
+@whole_only("estimators.known_chats")
 def estimators_known_chats() -> pd.DataFrame:
     """Where auto and econo lose with better known lengths."""
     figures = {

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.forked_commands import ROOT, ForkedCommands, forked_commands, run_afresh
+from tests.cli.forked_commands import ForkedCommands, forked_commands, run_afresh
 from tests.whole import WHOLE
-
-PAGE = ROOT / "docs" / "wrong-commands.md"
 
 CPU_S = 3.0
 """Most CPU seconds that an answer may take. It takes 0.2 to 1.3; loading vLLM alone takes 8."""
@@ -184,9 +182,3 @@ def test_a_wrong_command_is_one_line_and_soon(mistake: str, tmp_path: Path, fork
     assert ended.returncode == 2 and ended.stdout == ""
     assert ended.stderr.startswith("sloserve: ") and ended.stderr.count("\n") == 1 and message in ended.stderr
     assert ended.cpu_s < CPU_S, f"{mistake} took {ended.cpu_s:.1f} CPU s"
-
-
-def test_the_page_shows_messages_of_the_commands_above() -> None:
-    rows = [line.strip("| ").split(" | ", 1) for line in PAGE.read_text().splitlines() if line.startswith("| ")][2:]
-    assert len(rows) >= 20
-    assert {name: shown for name, shown in rows if shown != f"`{ALL[name][2]}`"} == {}
