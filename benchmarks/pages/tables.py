@@ -1,7 +1,8 @@
 """Every table of measurements on the pages of docs/benchmarks: a function makes each as a frame of texts.
 
 A table named ``PAGE.NAME`` stands on ``docs/benchmarks/PAGE.md`` between ``<!-- table: PAGE.NAME -->`` and
-``<!-- end -->``, where ``pytest tests/docs --update-docs`` writes it. An asterisk behind a policy says that it runs
+``<!-- end -->``, where ``pytest tests/docs --update-docs`` writes it. A page may show some rows and columns;
+``benchmarks.whole_tables`` prints all, and the tables that no page shows. An asterisk behind a policy says that it runs
 with the step budget.
 """
 
