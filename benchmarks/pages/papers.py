@@ -52,12 +52,12 @@ def paper_table(paper: str) -> str:
     Raises:
         Exception: An expression of the template names what no result has.
     """
-    return _rendered((TEMPLATES / f"{paper}.md.j2").read_text())
+    return _rendered((TEMPLATES / f"{paper}.md.j2").read_text(encoding="utf-8"))
 
 
 def page_table(paper: str) -> str:
     """Return the rows of a paper that its page shows, those with ``{# page #}``, without the column of commands."""
-    lines = (TEMPLATES / f"{paper}.md.j2").read_text().splitlines(keepends=True)
+    lines = (TEMPLATES / f"{paper}.md.j2").read_text(encoding="utf-8").splitlines(keepends=True)
     heads = [number for number, line in enumerate(lines) if line.startswith("|")][:2]
     chosen = [
         line for number, line in enumerate(lines) if not line.startswith("|") or number in heads or _ON_PAGE in line
