@@ -28,6 +28,7 @@ from sloserve.sim.experiment import capacity_rps, engine_class, measured_points,
 from sloserve.sim.experiment_options import SimulateOptions
 from sloserve.sim.experiments import experiment_flags, experiments
 from tests.forked import Command
+from tests.whole import WHOLE
 
 RUN_KEYS = {
     "policy", "seed", "rps", "requests", "completed", "lost", "duration_s", "request_throughput", "output_throughput",
@@ -192,8 +193,8 @@ def test_unknown_flag_and_help() -> None:
 @pytest.mark.vllm
 def test_files_depend_on_the_flags_alone(tmp_path: Path) -> None:
     """Here and in a process that hashes differently, in one process or two: the same bytes but for what is timed."""
-    flags = ["--workload", "chat-batch-mix", "--load", "1.5", "--seeds", "2", "--max-requests", "20", "--token-log"]
-    flags += ["--policy", "stock,fcfs,edf"]
+    flags = ["--workload", "chat-batch-mix", "--load", "1.5", "--seeds", "2" if WHOLE else "1", "--max-requests", "20"]
+    flags += ["--policy", "stock,fcfs,edf", "--token-log"]
     folders = [tmp_path / "here", tmp_path / "elsewhere"]
     app(["simulate", *flags, "--out", str(folders[0])], standalone_mode=False)
     elsewhere = Command(["simulate", *flags, "--jobs", "2", "--out", str(folders[1])])

@@ -19,6 +19,7 @@ from sloserve.fleet.store.store import Store, open_store
 from tests import bounded
 from tests.orphans import kill_with_children
 from tests.ports import free_port
+from tests.whole import sampled
 
 ROOT = Path(__file__).parents[3]
 STAND_IN = ("--engine-module", "tests.fleet.stand_in.server")
@@ -121,7 +122,7 @@ def _family(process: psutil.Process) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("scheme", sampled(["http", "https"], ["https"]))
 def test_a_host_joins_serves_is_told_to_end_and_leaves(
     tmp_path: Path, start: Callable[..., _Started], monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
