@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from sloserve.vllm_plugin.server.recurring import Recurring
+from tests import bounded
 
 
 async def calls_of(outcomes: list[bool | Exception]) -> int:
@@ -24,19 +25,19 @@ async def calls_of(outcomes: list[bool | Exception]) -> int:
     recurring = Recurring(look, 0.0)
     recurring.begin()
     recurring.begin()  # one call is set already
-    await asyncio.wait_for(ended.wait(), 10.0)
+    await ended.wait()
     for _ in range(3):
         await asyncio.sleep(0)
     return made
 
 
 def test_a_function_is_called_until_it_asks_for_no_more() -> None:
-    assert asyncio.run(calls_of([True, True, False])) == 3
+    assert bounded.run(calls_of([True, True, False])) == 3
 
 
 def test_a_call_that_raises_is_logged_and_does_not_end_the_others(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
-        assert asyncio.run(calls_of([True, ValueError("at fault"), False])) == 3
+        assert bounded.run(calls_of([True, ValueError("at fault"), False])) == 3
     assert "at fault" in caplog.text
 
 
@@ -55,5 +56,5 @@ def test_outside_of_a_loop_nothing_is_called_and_a_later_begin_counts() -> None:
         while not made:
             await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(serve(), 10.0))
+    bounded.run(serve())
     assert made == [1]
