@@ -10,6 +10,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from tests.conformance import conserving_forms
+from tests.whole import sampled
 
 pytestmark = pytest.mark.vllm
 
@@ -52,9 +53,14 @@ def expected_tokens(request: WorkloadRequest) -> int:
     return min(request.output_tokens, room, room if request.max_tokens is None else request.max_tokens)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_every_request_ends_once_with_its_tokens(policy: str | None, seed: int) -> None:
+CASES = [(policy, seed) for policy in POLICIES for seed in range(len(PLAN_COST_US))]
+ONCE = [(policy, number % len(PLAN_COST_US)) for number, policy in enumerate(POLICIES)]
+"""Each policy with one seed, in turn."""
+
+
+@pytest.mark.parametrize("case", sampled(CASES, ONCE), ids=lambda case: f"{case[0]}-{case[1]}")
+def test_every_request_ends_once_with_its_tokens(case: tuple[str | None, int]) -> None:
+    policy, seed = case
     from sloserve.engine.virtual.engine_settings import EngineSettings
     from sloserve.estimator.planning_cost import constant_cost
     from sloserve.estimator.step_time.profile import load_profile

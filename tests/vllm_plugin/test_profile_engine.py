@@ -79,6 +79,7 @@ def measure_with_ngrams() -> None:
     assert prompt.load.prefill_tokens == 448 and prompt.kind == "wave 0 step 0"
 
 
+@pytest.mark.whole
 def test_steps_with_drafts() -> None:
     """n-grams on the CPU engine: decodes are timed with their drafts, and prompts are computed beside them.
 

@@ -405,7 +405,8 @@ def test_stands_for_stock_where_nothing_is_said() -> None:
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    ("name", "swap_gib", "prefixes"), [("collate", 4, False), ("qlm/stock", 0, False), ("qlm/stock", 0, True)]
+    ("name", "swap_gib", "prefixes"),
+    [("collate", 4, False), pytest.param("qlm/stock", 0, False, marks=pytest.mark.whole), ("qlm/stock", 0, True)],
 )
 def test_vllms_own_scheduler_gives_the_same_fleet(name: str, swap_gib: float, prefixes: bool) -> None:
     """The model of the engine is step by step vLLM's, evictions on switches included, and so is the fleet."""

@@ -40,6 +40,7 @@ def test_without_a_wish_and_under_order_of_arrival_nothing_is_promised() -> None
     assert not any(one.promised for one in chats("fcfs", ASKS, 300))
 
 
+@pytest.mark.whole
 @pytest.mark.slow
 def test_promises_of_an_overloaded_fleet_are_kept_and_more_is_in_time() -> None:
     """Each engine takes over what the gateway promised, and in the gateway it goes before what is overdue.
