@@ -22,7 +22,7 @@ async def calls_of(outcomes: list[bool | Exception]) -> int:
             raise outcome
         return outcome
 
-    recurring = Recurring(look, 0.0)
+    recurring = Recurring(look, 0.0, after_fault_s=0.01)
     recurring.begin()
     recurring.begin()  # one call is set already
     await ended.wait()
