@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
-from benchmarks.serving.tenant_burst import TENANTS, TIMES, Answered, Call, calls_of, keys_file, row_of
+from benchmarks.serving.tenant_burst import TENANTS, TIMES, Answered, Call, calls_of, keys_file, row_of, settings_file
 from sloserve.scheduler.server_keys import read_server_keys
-from sloserve.scheduler.settings import PluginSettings
+from sloserve.scheduler.settings import PluginSettings, plugin_settings
 
 
 def test_one_tenant_sends_ten_times_as_much_in_the_second_span() -> None:
@@ -22,19 +23,20 @@ def test_one_tenant_sends_ten_times_as_much_in_the_second_span() -> None:
         assert found == pytest.approx(expected, rel=0.3), (tenant, span)
 
 
-@pytest.mark.parametrize(("shares", "tenants"), [(True, set(TENANTS)), (False, {"all"})])
-def test_without_shares_the_server_sees_one_tenant(tmp_path: Path, shares: bool, tenants: set[str]) -> None:
-    path, keys = keys_file(tmp_path, shares=shares)
-    assert {one.name for one in read_server_keys(path, PluginSettings().classes)} == tenants
-    assert set(keys) == set(TENANTS) and len(set(keys.values())) == len(tenants)
+@pytest.mark.parametrize("shares", [True, False])
+def test_shares_are_what_the_settings_say(tmp_path: Path, shares: bool) -> None:
+    path, keys = keys_file(tmp_path)
+    assert {one.name for one in read_server_keys(path, PluginSettings().classes)} == set(TENANTS) == set(keys)
+    section = yaml.safe_load(settings_file(tmp_path, shares=shares).read_text())
+    found = plugin_settings({"sloserve": {"policy": "auto", **section}}).tenant_shares
+    assert (found is not None) is shares
 
 
 def test_a_row_counts_each_tenant_and_outputs_unlike_stocks() -> None:
     calls = [Call(float(i), tenant, "a", 10) for i, tenant in enumerate([*TENANTS, TENANTS[1]])]
     found = [Answered(0.1, 1.0, "x"), Answered(0.1, 2.0, "x"), Answered(0.9, 3.0, "y"), Answered(0.1, 4.0, "x")]
     stock = [Answered(0.1, 1.0, "x")] * 4
-    row = row_of(calls, found, stock, {"ttft": 0.5, "e2e": 3.5}, idle_s=0.5)
+    row = row_of(calls, found, stock, {"ttft": 0.5, "e2e": 3.5})
     assert row["in_time"] == {TENANTS[0]: 1.0, TENANTS[1]: 0.5, TENANTS[2]: 0.0}
-    assert row["slowdown"] == {TENANTS[0]: 2.0, TENANTS[1]: 6.0, TENANTS[2]: 6.0}
+    assert row["mean_e2e_s"] == {TENANTS[0]: 1.0, TENANTS[1]: 3.0, TENANTS[2]: 3.0}
     assert (row["outputs_unlike_stock"], row["tokens_per_s"]) == (1, round(40 / 7.0, 1))
-    assert row["jain_slowdown_of_others"] == 1.0
