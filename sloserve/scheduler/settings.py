@@ -177,7 +177,7 @@ class PluginSettings(_Settings):
         waiting_comments_s: Seconds between comments in a stream while its request waits, for clients that ask for them;
             0 for no comments.
         record: Whether plans with their snapshots are recorded beside events.
-        record_mib: Most MiB of the recording of each engine; 0 for none.
+        record_mib: Most MiB of the recording of each process: engine, API process, or a fleet's gateway; 0 for none.
         record_folder: Folder of recordings; ``None`` for ``sloserve/recordings`` in the user's folder of state.
         http3: Whether the server listens on UDP too, and how.
     """

@@ -16,7 +16,7 @@ from sloserve.core.errors import InvalidRequest
 from sloserve.core.nearest import nearest
 from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S
 from sloserve.wire.held import HEADER as HELD
-from sloserve.wire.held import Held, read_held
+from sloserve.wire.held import Held, left_ms, read_held
 
 FIELDS = {
     "x-slo-ttft-ms": "slo_ttft_ms",
@@ -304,27 +304,19 @@ def stating(xargs: Mapping[str, object]) -> list[tuple[str, str]]:
     return stated
 
 
-def left_ms(total_s: float, late_s: float = 0.0) -> int:
-    """Return the rest of a time that counts from the client's request, as a header states it in milliseconds.
-
-    The result is at least 1, which is due now: if no time is left, the next server has to report it.
-
-    Args:
-        total_s: The whole time in seconds.
-        late_s: Seconds since the client's request.
-    """
-    return max(round((min(total_s, MAX_TARGET_S) - late_s) * 1e3), 1)
-
-
+_OF_GATEWAYS = frozenset((HELD.encode(), PROMISED.encode()))
 _COUNTING_DOWN = frozenset(name.encode() for name, key in FIELDS.items() if key in COUNTING_DOWN) | {TTL.encode()}
 
 
 def remaining(headers: Iterable[tuple[bytes, bytes]], late_s: float) -> Iterator[tuple[bytes, bytes]]:
     """Yield the headers as they are passed on ``late_s`` seconds after they came, names in lower case.
 
-    A value that is no time above 0 stays as it is: the server that reads it judges it.
+    What a gateway alone states to its engines is left out, since the next server trusts the sender. A value that is no
+    time above 0 stays as it is: the server that reads it judges it.
     """
     for name, value in headers:
+        if name in _OF_GATEWAYS:
+            continue
         if name in _COUNTING_DOWN and late_s >= 1e-3:
             total_s = _seconds(value.decode("latin-1"))
             value = str(left_ms(total_s, late_s)).encode() if 0.0 < total_s <= MAX_TARGET_S else value

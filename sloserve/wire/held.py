@@ -4,7 +4,6 @@ The gateway states to an engine what is left of the targets. A replay with more 
 would have held the request for a shorter time.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -34,6 +33,18 @@ class Held(NamedTuple):
     e2e_s: float | None
 
 
+def left_ms(total_s: float, late_s: float = 0.0) -> int:
+    """Return the rest of a time that counts from the client's request, as a header states it in milliseconds.
+
+    The result is at least 1, which is due now: if no time is left, the next server has to report it.
+
+    Args:
+        total_s: The whole time in seconds.
+        late_s: Seconds since the client's request.
+    """
+    return max(round((min(total_s, MAX_TARGET_S) - late_s) * 1e3), 1)
+
+
 def held_header(held_s: float, targets: Targets) -> str:
     """Return the value of :data:`HEADER`.
 
@@ -44,7 +55,7 @@ def held_header(held_s: float, targets: Targets) -> str:
     text = f"{held_s * 1e3:.0f}"
     for name, target_s in (("ttft-ms", targets.ttft_s), ("e2e-ms", targets.e2e_s)):
         if target_s is not None:
-            text += f";{name}={min(target_s, MAX_TARGET_S) * 1e3:.0f}"
+            text += f";{name}={left_ms(target_s)}"
     return text
 
 
@@ -54,7 +65,7 @@ def read_held(raw: bytes) -> Held | None:
     if found is None:
         return None
     held_s, *targets_s = (None if text is None else int(text) / 1e3 for text in found.groups())
-    return Held(min(held_s or 0.0, MOST_S), *targets_s)
+    return _checked(Held(min(held_s or 0.0, MOST_S), *targets_s))
 
 
 def with_held(extra_args: Mapping[str, Any] | None, held: Held) -> dict[str, Any]:
@@ -67,6 +78,11 @@ def stated_held(extra_args: Mapping[str, Any] | None) -> Held | None:
     value = (extra_args or {}).get(KEY)
     if not isinstance(value, list) or len(value) != len(Held._fields) or value[0] is None:
         return None
-    if not all(one is None or (isinstance(one, float) and 0.0 <= one < math.inf) for one in value):
-        return None
-    return Held(*value)
+    return _checked(Held(*value)) if all(one is None or isinstance(one, float) for one in value) else None
+
+
+def _checked(held: Held) -> Held | None:
+    """Return ``held`` if it can be true of a request, else ``None``."""
+    targets_s = [target_s for target_s in held[1:] if target_s is not None]
+    is_possible = 0.0 <= held.held_s <= MOST_S and all(0.0 < target_s <= MAX_TARGET_S for target_s in targets_s)
+    return held if is_possible else None

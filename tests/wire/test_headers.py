@@ -99,6 +99,8 @@ def test_what_a_gateway_promised_counts_from_trusted_senders_alone(value: str, a
         (held_header(1.25, Targets(ttft_s=0.5, tpot_s=1.0, e2e_s=30.0)).encode(), Held(1.25, 0.5, 30.0)),
         (held_header(0.001, Targets(e2e_s=2.5)).encode(), Held(0.001, None, 2.5)),
         (held_header(2.0, Targets()).encode(), Held(2.0, None, None)),
+        (held_header(0.5, Targets(ttft_s=0.0004)).encode(), Held(0.5, 0.001, None)),
+        *((value, None) for value in (b"1;ttft-ms=0", b"1;e2e-ms=604800001", b"1;e2e-ms=999999999999")),
         (b"9" * 9, Held(3600.0, None, None)),
         *((value, None) for value in (b"9" * 5000, b"-5", b"1.5", b"", b"5;e2e-ms=x", b"5;x=1", "\u00b2".encode())),
     ],
@@ -124,6 +126,8 @@ def test_who_holds_a_request_states_what_is_left_of_its_times() -> None:
     assert list(remaining(times, 0.0)) == times
     left = [(b"x-slo-ttft-ms", b"300"), (b"x-slo-e2e-ms", b"1"), (b"x-request-ttl-ms", b"800"), *stays]
     assert list(remaining(times, 0.2)) == left
+    of_gateways = [(b"x-slo-held-ms", b"9"), (b"x-slo-promised", b"0.9;first-ms=1")]
+    assert list(remaining([*of_gateways, *stays], 0.2)) == stays
     assert list(remaining([(b"x-llm-d-slo-ttft-ms", b"900")], 0.2)) == [(b"x-llm-d-slo-ttft-ms", b"700")]
 
 

@@ -16,6 +16,8 @@ FORMAT: Final = 1
 STRETCH_TOKENS: Final = 64
 """Tokens of a prompt that one of its hashes stands for, as far as whole KV blocks allow."""
 HASH_BYTES: Final = 8
+UNKNOWN_MODEL: Final = "unknown"
+"""Model of a request that a gateway refused before it knew the model, or that named none of its models."""
 ENGINE, FRONT_END = "engine", "front end"
 """Processes that record: an engine, or an API process or gateway, which records what it refuses."""
 

@@ -38,7 +38,7 @@ from sloserve.engine.recording.events import (
     SegmentHead,
     StopStringFound,
 )
-from sloserve.engine.recording.folder import recordings_folder
+from sloserve.engine.recording.folder import recordings_folder, trim
 from sloserve.engine.recording.recorder import Recorder
 from sloserve.engine.recording.run import present_run
 from sloserve.scheduler.admission.prediction import ArrivingRequest
@@ -94,18 +94,20 @@ class RecordedFrontEnd:
         """
         run = present_run(clock.now_s())
         self._salt, self._clock, self._settings = run.salt, clock, settings
-        self._class_id = {name: number for number, name in enumerate(settings.classes.names)}
+        self._class_id = _numbers(settings)
+        folder, most_bytes = recordings_folder(settings.record_folder), settings.record_mib << 20
+        trim(folder, most_bytes, clock.now_s())
         self._recorder = Recorder(
-            recordings_folder(settings.record_folder),
+            folder,
             stem_of(run.name),
-            settings.record_mib << 20,
+            most_bytes,
             self._head,
             clock,
         )
 
     def follow(self, settings: PluginSettings) -> None:
         """State other settings where the next segments begin."""
-        self._settings = settings
+        self._settings, self._class_id = settings, _numbers(settings)
 
     def _head(self) -> SegmentHead:
         settings, facts = self._settings, {"sloserve": sloserve.__version__}
@@ -160,3 +162,8 @@ class RecordedFrontEnd:
     def close(self) -> None:
         """Write what there is, and end the recording."""
         self._recorder.close()
+
+
+def _numbers(settings: PluginSettings) -> dict[str, int]:
+    """Return the number of each class, by its name."""
+    return {name: number for number, name in enumerate(settings.classes.names)}

@@ -1,5 +1,6 @@
 """Read a recording as a whole: its requests by number, its steps in order."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,7 @@ from sloserve.engine.recording.events import (
     ABORTED,
     FRONT_END,
     STOP_STRING,
+    UNKNOWN_MODEL,
     Arrived,
     Event,
     FirstToken,
@@ -29,6 +31,8 @@ from sloserve.engine.recording.events import (
 )
 from sloserve.engine.recording.folder import is_of_front_end, is_of_gateway, recordings_folder, run_of, stem_of
 from sloserve.engine.recording.segments import SUFFIX, read_segment
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -47,7 +51,8 @@ class Recording:
         steps: Steps in order.
         policies: Changes of the policies in order.
         refused: Requests that the server's front end refused, by arrival; all engines of a server have the same. In a
-            fleet also requests for the model that gateways refused while the engine made steps.
+            fleet also requests that gateways refused while the engine made steps, for
+            the model or before the model was known.
         lost: Number of events that were lost, of the engine and of the front end.
     """
 
@@ -156,6 +161,9 @@ def read_recording(paths: Iterable[Path]) -> Recording:
     recording: Recording | None = None
     refused, stopped, has_front_end, lost = list[RefusedRequest](), set[int](), False, _LostEvents()
     for path in paths:
+        if is_of_gateway(stem_of(path)):
+            refused += _of_gateway(path)
+            continue
         has_front_end |= is_of_front_end(stem_of(path))  # also one that had nothing to record
         try:
             for event in read_segment(path):
@@ -178,12 +186,21 @@ def read_recording(paths: Iterable[Path]) -> Recording:
     return recording
 
 
+def _of_gateway(path: Path) -> list[RefusedRequest]:
+    """Return the refusals in a segment of a gateway; none if it cannot be read, since it is no part of an engine."""
+    try:
+        return [event for event in read_segment(path) if isinstance(event, RefusedRequest)]
+    except (ConfigError, OSError) as error:
+        logger.warning("refusals of a gateway are left out: %s: %s", path, error)
+        return []
+
+
 def _concerns(recording: Recording, refused: RefusedRequest) -> bool:
-    """Return whether a refused request might have come to an engine: to its server, or by a gateway to its model."""
+    """Return whether a refused request might have come to an engine: to its server, or through a gateway."""
     if not refused.model:
         return True
     steps = recording.steps
-    return refused.model == recording.head.engine.get("model") and bool(
+    return refused.model in (UNKNOWN_MODEL, recording.head.engine.get("model")) and bool(
         steps and steps[0].start_s <= refused.at_s <= steps[-1].end_s
     )
 

@@ -22,7 +22,8 @@ from sloserve.fleet.store.records import LineUse, RequestState, Result
 from sloserve.fleet.store.requests import Requests
 from sloserve.fleet.supervised import Faults
 from sloserve.wire.body import BYTES_PER_TOKEN
-from sloserve.wire.headers import TENANT, left_ms
+from sloserve.wire.headers import TENANT
+from sloserve.wire.held import left_ms
 
 logger = logging.getLogger(__name__)
 

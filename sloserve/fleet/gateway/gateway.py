@@ -201,6 +201,7 @@ class Gateway:
     async def stop(self) -> None:
         """Stop asking agents and advancing batches; requests should have ended before. A further call does nothing."""
         if self._checking is None:
+            await self._end_recording()
             return
         self._checking.cancel()
         self._checking = None
@@ -212,10 +213,13 @@ class Gateway:
                 await asyncio.to_thread(self._work.stop)
             if self._sets is not None:
                 await asyncio.to_thread(self._sets.close)
-            if self.parts.refusals is not None:
-                await asyncio.to_thread(self.parts.refusals.close)
         finally:
+            await self._end_recording()
             await self.shared.agents.close()
+
+    async def _end_recording(self) -> None:
+        if self.parts.refusals is not None:
+            await asyncio.to_thread(self.parts.refusals.close)
 
     async def _check_streams(self) -> None:
         for answer in list(self.parts.passing_on):

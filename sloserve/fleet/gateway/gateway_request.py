@@ -40,12 +40,11 @@ from sloserve.wire.headers import (
     UPDATES,
     HeaderFields,
     given_header,
-    left_ms,
     read_headers,
     stating,
 )
 from sloserve.wire.held import HEADER as HELD
-from sloserve.wire.held import held_header
+from sloserve.wire.held import held_header, left_ms
 from sloserve.wire.lenient import flag, number
 from sloserve.wire.resolve import Rules, resolve
 from sloserve.wire.tasks import StatedTask
@@ -83,6 +82,7 @@ class GatewayRequest:
         previous: Id of the stored response that it continues; ``None`` for none.
         is_form: Whether its body is a form.
         updates: Whether its client asks for comments while it waits.
+        is_recorded: Whether engines record requests, and are to know how long it was held.
     """
 
     tenant: Tenant
@@ -111,6 +111,7 @@ class GatewayRequest:
     promised: Promised | None = None
     why_no_promise: str | None = None
     updates: bool = False
+    is_recorded: bool = False
 
     @property
     def slo_class(self) -> str:
@@ -144,7 +145,7 @@ class GatewayRequest:
         headers = self.headers + stating(stated)
         if self.promised is not None and generates:
             headers.append((PROMISED, given_header(self.promised.level, self.promised.first_after_s - late_s)))
-        if late_s >= 1e-3 and generates:
+        if self.is_recorded and late_s >= 1e-3 and generates:
             headers.append((HELD, held_header(late_s, self.slo.targets)))
         if self.ttl_s is not None:
             headers.append((TTL, str(left_ms(self.ttl_s, late_s))))
@@ -195,7 +196,7 @@ class GatewayRequestReader:
     """
 
     def __init__(self, settings: PluginSettings, salt: Salt = own_salts) -> None:
-        self._rules, self._salt = settings.rules, salt
+        self._rules, self._salt, self._is_recorded = settings.rules, salt, settings.record_mib > 0
         # The key alone decides to which tenant a request belongs.
         self.header_rules = replace(settings.header_rules, tenant_headers=())
         sessions = (name.decode("latin-1") for name in self.header_rules.session_headers)
@@ -259,6 +260,7 @@ class GatewayRequestReader:
             previous=previous_response(read) if route == RESPONSES else None,
             is_form=form is not None,
             updates=in_body.updates if fields.updates is None else fields.updates,
+            is_recorded=self._is_recorded,
         )
 
     def _passed_on(self, headers: Iterable[tuple[bytes, bytes]], fields: HeaderFields, route: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from sloserve.core.outcome import Outcome
 from sloserve.core.promises import PROMISES_KEPT
 from sloserve.core.tenants import OTHER
+from sloserve.engine.recording.events import UNKNOWN_MODEL
 from sloserve.wire.rate_limits import TenantUse
 
 _LATENCY_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -25,7 +26,7 @@ _USE: Final = {
     "prompt_tokens": "Tokens of prompts, by tenant; an estimate for a response that states none.",
     "output_tokens": "Tokens of outputs, by tenant; an estimate for a response that states none.",
 }
-NO_MODEL: Final = "unknown"
+NO_MODEL: Final = UNKNOWN_MODEL
 """Label of requests that name no model of the fleet."""
 
 

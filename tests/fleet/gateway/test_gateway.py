@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from sloserve.core.spans import Phase
-from sloserve.engine.recording.events import FRONT_END, INVALID, RefusedRequest, SegmentHead
+from sloserve.engine.recording.events import EXPIRED, FRONT_END, INVALID, RefusedRequest, SegmentHead
 from sloserve.engine.recording.segments import read_segment
 from sloserve.fleet import bounded_protocol as protocol
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, stated_prefixes
@@ -113,6 +113,8 @@ def test_what_a_gateway_refuses_is_recorded_with_its_model_and_reason(tmp_path: 
             late = {"headers": {"x-slo-class": "batch", "x-slo-e2e-ms": "none"}}
             assert (await to.complete("abc", **late)).status_code == 400
             assert (await to.complete("abc", model="other")).status_code == 404
+            impatient = {"headers": {"x-request-ttl-ms": "200"}, "model": "legal"}  # which no instance has
+            assert (await to.complete("abc", **impatient)).status_code == 429
 
     run(test)
     (path,) = folder.iterdir()
@@ -122,6 +124,7 @@ def test_what_a_gateway_refuses_is_recorded_with_its_model_and_reason(tmp_path: 
     assert [(one.reason, one.model, one.prompt_tokens) for one in refused if isinstance(one, RefusedRequest)] == [
         (INVALID, NO_MODEL, None),
         (INVALID, NO_MODEL, 1),
+        (EXPIRED, "legal", 1),
     ]
 
 

@@ -282,7 +282,7 @@ def test_an_engine_is_told_no_slo_on_a_route_where_it_would_refuse_one(route: st
     """The gateway itself goes by it."""
     headers = [(b"x-slo-e2e-ms", b"9000"), (b"x-slo-class", b"batch"), (b"x-slo-report", b"1")]
     ttl = (b"x-request-ttl-ms", b"500")
-    reader = GatewayRequestReader(PluginSettings())
+    reader = GatewayRequestReader(PluginSettings(record_mib=1))
     request = reader.read([*headers, ttl], b'{"model":"m"}', Tenant("a"), "id", route)
     assert request.slo.targets.e2e_s == 9.0 and request.slo_class == "batch"
     assert [name for name, _ in request.headers_after(0.1)] == ["x-request-id", "x-tenant-id", "x-request-ttl-ms"]
@@ -290,6 +290,8 @@ def test_an_engine_is_told_no_slo_on_a_route_where_it_would_refuse_one(route: st
     assert {name.decode() for name, _ in headers} <= {name for name, _ in generates.headers_after(0.1)}
     assert ("x-slo-held-ms", "100;e2e-ms=9000") in generates.headers_after(0.1)
     assert "x-slo-held-ms" not in dict(generates.headers_after(0.0004))
+    unrecorded = GatewayRequestReader(PluginSettings()).read(headers, b'{"model":"m"}', Tenant("a"), "id", ROUTE)
+    assert "x-slo-held-ms" not in dict(unrecorded.headers_after(0.1)), "an older engine may refuse a header it lacks"
 
 
 def test_a_server_that_sends_answers_by_their_slo_is_told_what_the_body_states() -> None:

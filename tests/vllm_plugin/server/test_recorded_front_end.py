@@ -25,8 +25,10 @@ from sloserve.engine.recording.events import (
     STOPPING,
     TENANT_LIMIT,
     UNATTAINABLE,
+    UNKNOWN_MODEL,
     UNPROMISED,
     Event,
+    Lost,
     RefusedRequest,
     RequestEnded,
     SegmentHead,
@@ -227,16 +229,19 @@ def test_a_gateways_refusals_join_the_engines_of_the_model_that_ran_then(
     writer = SegmentWriter(tmp_path, gateway_stem("other-run"), 1 << 20)
     refused = [
         RefusedRequest(at_s, SATURATED, 0, 1.0, None, None, None, 9, None, None, 0, model)
-        for at_s, model in ((5.0, "chat"), (15.0, "chat"), (16.0, "code"), (25.0, "chat"))
+        for at_s, model in ((5.0, "chat"), (15.0, "chat"), (16.0, "code"), (17.0, UNKNOWN_MODEL), (25.0, "chat"))
     ]
-    writer.write(refused, lambda: SegmentHead(FORMAT, 1.0, {}, {}, "edf", None, 0, [], FRONT_END))
+    of_gateway = SegmentHead(FORMAT, 1.0, {}, {}, "edf", None, 0, [], FRONT_END)
+    writer.write([*refused, Lost(15.0, 7)], lambda: of_gateway)
     writer.close()
+    (tmp_path / "broken-gateway-000000.slorec").write_bytes(b"no recording")
     stem = engine_stem(started.name, 0)
     writer = SegmentWriter(tmp_path, stem, 1 << 20)
     writer.write(steps, lambda: head)
     writer.close()
     found = read_recording(recordings(tmp_path)[stem])
-    assert [one.at_s for one in found.refused] == [15.0]
+    assert [one.at_s for one in found.refused] == [15.0, 17.0]
+    assert found.lost == 0, "a gateway's losses are none of an engine"
     assert list(recordings(tmp_path)) == [stem], "a gateway's recording is none of an engine"
 
 
