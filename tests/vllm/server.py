@@ -4,6 +4,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,9 @@ class Server:
         pids = []
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             for pid in map(int, (task / "children").read_text().split()):
-                if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + Path(f"/proc/{pid}/cmdline").read_text():
-                    pids.append(pid)
+                with suppress(FileNotFoundError, ProcessLookupError):  # it ends meanwhile
+                    if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + Path(f"/proc/{pid}/cmdline").read_text():
+                        pids.append(pid)
         return pids
 
     def metrics(self) -> str:
