@@ -46,10 +46,13 @@ def follows_mamba(caches: bool) -> bool:
 
 
 def follows_hits(settings: EngineSettings) -> bool:
-    """Whether the simulator's model finds prefixes as this vLLM does.
+    """Whether the simulator's model takes and finds blocks as this vLLM does where there are drafts.
 
-    It follows 0.32. Since 0.33 a draft head has no block computed again where there is no KV connector.
+    It follows 0.32. Since 0.33 a draft head has no block computed again where there is no KV connector; 0.31 takes
+    other blocks for drafts beside a prefix cache, swap space, and layers that do not keep the whole context.
     """
+    if IS_0_31 and (settings.enable_prefix_caching or settings.swap_space_gib or settings.kv_groups):
+        return False
     return not (IS_0_33 and settings.enable_prefix_caching and settings.drops_found_block) or bool(
         settings.swap_space_gib
     )
