@@ -33,7 +33,14 @@ from sloserve.sim.replay.explain_changes import Change
 from sloserve.sim.replay.explain_course import Course, late_courses
 from tests.sim.replay.played import CLASSES, ENGINE, EPOCH_S, PROFILE, RecordedModel, recording_of, workload
 
-RUNS = (("fcfs", 15.0, 0, 1, 12), ("fcfs", 18.0, 1, 1, 12), ("fcfs", 10.0, 2, 200, 14), ("edf", 40.0, 3, 1, 15))
+RUNS = (
+    ("fcfs", 15.0, 0, 1, 12),
+    ("fcfs", 18.0, 1, 1, 12),
+    ("fcfs", 10.0, 2, 200, 14),
+    ("edf", 40.0, 3, 1, 15),
+    ("edf", 34.0, 4, 1, 14),
+    ("fcfs", 12.0, 5, 1, 14),
+)
 """Policy, requests per second, seed and length of stalls in steps of each recorded run; late requests asked about."""
 COUNT = 400
 NOISE = 0.1
