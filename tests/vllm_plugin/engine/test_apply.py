@@ -70,7 +70,7 @@ class Scheduler(SimpleNamespace):
             requests_in=lambda slots: [self.made[chr(ord("a") + slot)] for slot in slots],
             has_all=lambda requests: len(requests) == len(named),
             num_running=running,
-            protected_running=lambda: first,
+            marks=SimpleNamespace(protected_running=lambda: first),
         )
 
 
