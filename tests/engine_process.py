@@ -4,10 +4,16 @@ An engine that ends takes most of it back; one that fails while it starts takes 
 cache then serves the next engine of the process, which finds one there and makes none of its own.
 """
 
+import atexit
 import contextlib
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from unittest import mock
+
+_modules_frozen = 0
+"""How many modules were imported when objects were last left out of collections of garbage."""
 
 
 @contextlib.contextmanager
@@ -21,7 +27,7 @@ def restored_process() -> Iterator[None]:
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()  # vLLM replaces the function
     dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
     precision = torch.get_float32_matmul_precision()
-    with mock.patch.dict(os.environ), torch.random.fork_rng(devices=[]):
+    with _cheap_collections(), mock.patch.dict(os.environ), torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
@@ -31,6 +37,22 @@ def restored_process() -> Iterator[None]:
             torch.set_default_dtype(dtype)
             torch.use_deterministic_algorithms(deterministic)
             torch.set_float32_matmul_precision(precision)
+
+
+@contextlib.contextmanager
+def _cheap_collections() -> Iterator[None]:
+    """Leave what is imported out of collections of garbage, of which an engine makes seven, for half a second each.
+
+    An engine also leaves its own objects out, and takes all in again when it ends: neither happens here.
+    """
+    global _modules_frozen
+    with mock.patch.object(gc, "freeze"), mock.patch.object(gc, "unfreeze"):
+        yield
+    if len(sys.modules) != _modules_frozen:
+        gc.collect()  # the engine, which has ended
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # nanobind's modules complain of what is left
+        _modules_frozen = len(sys.modules)
 
 
 def _forget_engine() -> None:

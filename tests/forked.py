@@ -9,6 +9,8 @@ setting starts its processes plainly. Strings hash differently than in the test 
 """
 
 import atexit
+import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -17,6 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import context, forkserver, resource_tracker
 from multiprocessing.connection import Connection
+from pathlib import Path
 from unittest import mock
 
 import prometheus_client.values
@@ -27,18 +30,7 @@ import setproctitle
 from sloserve.vllm_plugin.server.serve import TINY_ENVIRONMENT
 from tests.orphans import kill_with_children
 
-# What a server and an engine of builtin:tiny import.
-_PRELOADED = [
-    "sloserve.cli",
-    "sloserve.api.middleware",
-    "sloserve.vllm_plugin",
-    "vllm.entrypoints.cli.serve",
-    "vllm.entrypoints.openai.api_server",
-    "vllm.model_executor.models.llama",
-    "vllm.v1.engine.async_llm",
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
-]
+_ROOT = Path(__file__).parents[1]
 
 
 class _Process(context.ForkServerProcess):
@@ -48,7 +40,8 @@ class _Process(context.ForkServerProcess):
         self._environment, self._folder = dict(os.environ), os.getcwd()
         # One OpenMP thread: vLLM sets their number in the environment of what it spawns, too late for a fork.
         its_own = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
-        with mock.patch.dict(os.environ, TINY_ENVIRONMENT | its_own):
+        # It looks for what it imports in the folder that it is started in.
+        with mock.patch.dict(os.environ, TINY_ENVIRONMENT | its_own), contextlib.chdir(_ROOT):
             forkserver.ensure_running()
         super().start()
 
@@ -61,6 +54,7 @@ class _Process(context.ForkServerProcess):
         contexts = context._concrete_contexts  # type: ignore[attr-defined]
         contexts["spawn"] = contexts["fork"]
         os.register_at_fork(after_in_child=_choose_prometheus_values)
+        gc.unfreeze = lambda: None  # which an engine calls when it ends, before it collects garbage
         # Of its own, so that what a killed engine leaves in shared memory goes when this process ends.
         resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
         multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # may start others
@@ -72,7 +66,7 @@ def _choose_prometheus_values() -> None:
     prometheus_client.values.ValueClass = prometheus_client.values.get_value_class()
 
 
-forkserver.set_forkserver_preload(_PRELOADED)
+forkserver.set_forkserver_preload(["tests.preloaded"])
 
 
 def run_forked(function: Callable[[], None], limit_s: float = 240.0) -> None:
