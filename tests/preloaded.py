@@ -1,4 +1,4 @@
-"""What a server and an engine of builtin:tiny import: the fork server of :mod:`tests.forked` does so once, at its start.
+"""Imports what a server and an engine of builtin:tiny do, once for all that the fork server of tests/forked.py forks.
 
 What is imported lives to the end of each forked process, in which no collection of garbage looks at it again: vLLM
 collects seven times from an engine's start to its end, at half a CPU second each.

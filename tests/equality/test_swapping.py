@@ -96,7 +96,6 @@ def test_prompts_that_must_be_computed_are_not_kept(bench: Bench) -> None:
     assert all(int(name.removeprefix("text-").partition("-")[0]) % 3 == 0 for name in served.computed_twice)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("bench", [BESIDE], indirect=True, ids=str)
 def test_beside_another_connector(bench: Bench) -> None:
     """Blocks that a step may still write are held back again, for the other's loads; plans go on, but no pauses."""

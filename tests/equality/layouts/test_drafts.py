@@ -123,7 +123,7 @@ HEADS: dict[str, tuple[str, Callable[[ModelFolders], dict[str, Any]]]] = {
 
 
 @not_with_0_30("its CPU build cannot compile the kernels of drafts")
-@pytest.mark.parametrize("head", sampled(HEADS, []))
+@pytest.mark.parametrize("head", sampled(HEADS, ["eagle"]))
 def test_with_a_head_on_the_model(head: str, folders: ModelFolders, tmp_path: Path) -> None:
     """Under async scheduling, as with a draft model."""
     model, speculative = HEADS[head]
