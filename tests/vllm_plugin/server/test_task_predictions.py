@@ -11,6 +11,7 @@ from sloserve.core.predicted import Quantiles
 from sloserve.engine.metrics.task_page import TaskPage, TaskPages
 from sloserve.engine.metrics.task_table import EndedTask, StartedCall, TaskTable
 from sloserve.vllm_plugin.server.task_predictions import MOST_GROUPS, TaskPredictions
+from tests.whole import sampled
 
 
 class Played:
@@ -55,7 +56,7 @@ class Played:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3), [0]))
 def test_as_many_tasks_as_predicted_end_in_the_predicted_time(seed: int) -> None:
     played = Played(seed)
     played.run(1200)
