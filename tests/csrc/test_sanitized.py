@@ -9,7 +9,6 @@ import pytest
 
 from tests import substitute
 from tests.csrc import extension
-from tests.whole import WHOLE
 
 pytestmark = pytest.mark.slow
 
@@ -99,10 +98,10 @@ def test_copies_on_the_cpu(tmp_path: Path) -> None:
     assert run("kv_copy_check.cpp", tmp_path, "300") == "300 copies of 6 layouts\n"
 
 
+@pytest.mark.whole
 def test_copies_on_a_gpu_in_any_order_that_its_streams_allow(tmp_path: Path) -> None:
     """Fails with any one of the waits between streams left out of kv_transfer.h."""
-    runs = "200" if WHOLE else "100"
-    assert run("kv_transfer_check.cpp", tmp_path, runs) == f"{runs} runs, many loads\n"
+    assert run("kv_transfer_check.cpp", tmp_path, "200") == "200 runs, many loads\n"
 
 
 def test_plans_of_fleets(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def _suspend(agent: _Started, opened: Store) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_an_agent_that_was_suspended_finds_its_host_taken_and_ends(
     tmp_path: Path, start: Callable[..., _Started]
 ) -> None:
@@ -228,6 +229,7 @@ def test_engines_outlive_the_whole_fleet_and_end_with_it_in_order(
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_an_agent_restarts_itself_when_the_parent_of_its_engines_has_died(
     tmp_path: Path, start: Callable[..., _Started]
 ) -> None:

@@ -433,6 +433,8 @@ def test_the_assumptions_of_a_fleet_name_its_derived_profiles() -> None:
     assert assumptions(marked)[0] == f"step times of profile {derived.title}"
 
 
+@pytest.mark.slow
+@pytest.mark.whole
 def test_one_instance_that_is_left_for_three_models_changes_no_oftener_than_it_may_and_in_time() -> None:
     """With a host down, an instance changed its model twelve times in 36 s, after three seconds each as its file said.
 

@@ -45,6 +45,7 @@ def attainment(options: Options, workload: list[WorkloadRequest]) -> dict[str, f
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_a_tenant_within_its_share_of_the_fleet_comes_first_where_it_has_more_than_the_other() -> None:
     """b sends more than a to the one instance that it uses, and a has most of the other one.
 
