@@ -12,6 +12,7 @@ from openai import OpenAI
 
 from tests import bounded
 from tests.vllm.server import MODEL, USER_KEY, Server
+from tests.whole import sampled
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -76,7 +77,7 @@ def streamed(http: httpx.Client, path: str, headers: dict[str, str]) -> tuple[ht
         return response.headers, list(response.iter_lines())
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("path", sampled(ROUTES, ["/v1/chat/completions", "/v1/messages"]))
 def test_a_stream_that_waits_has_comments_until_its_first_token(http: httpx.Client, path: str) -> None:
     for _ in range(10):
         http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi", "max_tokens": 2}).raise_for_status()

@@ -145,6 +145,7 @@ def test_the_plot_is_written(recording: Recording, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_the_answer_does_not_depend_on_the_number_of_processes(recording: Recording) -> None:
     question = Question(policies=("edf",), seeds=2)
     alone, shared = (answer([recording], question, jobs=jobs).figures() for jobs in (1, 2))

@@ -256,7 +256,10 @@ def test_whatever_raises_once_vllm_goes_on(
     owner = resolve_name(name_of_owner)
     raised = 0
     turn = cases()
-    for name in functions(owner)[:: 1 if WHOLE else 2]:
+    names = functions(owner)
+    for number, name in enumerate(names[::2] + names[1::2]):
+        if raised and 2 * number >= len(names) and not WHOLE:
+            break
         for at, after in [next(turn) for _ in range(5 if WHOLE else 1)]:
             stock = vars(owner)[name]
             once = Once(stock.fget if isinstance(stock, property) else stock, at, after)
