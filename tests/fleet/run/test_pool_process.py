@@ -88,4 +88,8 @@ def test_sighup_counts_once_the_file_can_be_read(tmp_path: Path, caplog: pytest.
         os.kill(os.getpid(), signal.SIGHUP)
         await reloaded
 
-    bounded.run(all_of_it())
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
+    try:
+        bounded.run(all_of_it())
+    finally:
+        signal.signal(signal.SIGHUP, before)
