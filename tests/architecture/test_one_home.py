@@ -203,8 +203,8 @@ IDEAS = {
         word=r"(?:late|left|waited)_s",
         pattern=r"^max\(.*(?:late|left|waited)_s.*1(?:e3|000\.0)\b",
         example="stated[key] = max((target_s - late_s) * 1e3, 1.0)",
-        instead="wire.headers.left_ms",
-        homes=frozenset({"sloserve/wire/headers.py"}),
+        instead="wire.held.left_ms",
+        homes=frozenset({"sloserve/wire/held.py"}),
     ),
     "every server of ours gives a request its id in one way": Idea(
         kind=ast.Call,

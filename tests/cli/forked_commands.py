@@ -7,6 +7,7 @@ Loading is most of what a wrong command costs. The process that is forked runs `
 import gc
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -55,12 +56,15 @@ class ForkedCommands:
 
     def run(self, arguments: Sequence[str], env: Mapping[str, str]) -> Ended:
         """Run ``sloserve ARGUMENTS`` in the checkout."""
+        from tests import bounded  # which the process that is forked does not load
+
         assert self._forked.stdin is not None and self._forked.stdout is not None
         files = [str(self._folder / name) for name in ("stdout", "stderr")]
         print(
             json.dumps({"argv": list(arguments), "env": dict(env), "files": files}), file=self._forked.stdin, flush=True
         )
-        ended = json.loads(self._forked.stdout.readline())
+        with bounded.within(f"the end of sloserve {shlex.join(arguments)}", LIMIT_S + 10):
+            ended = json.loads(self._forked.stdout.readline())
         return Ended(ended["status"], *(Path(file).read_text() for file in files), ended["cpu_s"])
 
 
@@ -89,12 +93,17 @@ def forked_commands(folder: Path, lacks: Sequence[str] = ()) -> Iterator[ForkedC
         lacks: modules that are not installed.
     """
     command = [sys.executable, "-m", "tests.cli.forked_commands", *lacks]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forked:
+    forked = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert forked.stdin is not None and forked.stdout is not None
+    try:
+        yield ForkedCommands(forked, folder)
+    finally:
+        forked.stdin.close()
+        forked.stdout.close()
         try:
-            yield ForkedCommands(forked, folder)
+            forked.wait(LIMIT_S)
         finally:
-            assert forked.stdin is not None
-            forked.stdin.close()
+            forked.kill()
 
 
 def _forks() -> bool:
