@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sloserve.core.kernels.kv_layout import STATE_WINDOW
 from sloserve.engine.virtual.drafts import Drafts
 from sloserve.engine.virtual.engine_settings import blocks_of_longest
-from tests.other_vllm import follows_hits, follows_mamba, has_mamba_all, not_with_0_30
+from tests.other_vllm import IS_0_31, follows_hits, follows_mamba, has_mamba_all, not_with_0_30
 from tests.sim.model.cases import (
     CACHED,
     LONG,
@@ -178,6 +178,7 @@ def test_nothing_small_is_scheduled_differently_with_drafts(case: Case) -> None:
     assert difference(run_real(case), run_model(case)) is None
 
 
+@pytest.mark.skipif(IS_0_31, reason="the model follows drafts of vLLM 0.32, see follows_hits")
 @given(case=small_draft_cases(layouts=True))
 @settings(max_examples=40)
 def test_nothing_small_is_scheduled_differently_with_drafts_whatever_layers_keep(case: Case) -> None:
