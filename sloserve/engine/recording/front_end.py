@@ -11,29 +11,15 @@ from typing import Final
 
 import sloserve
 from sloserve.core.clock import Clock
-from sloserve.core.errors import (
-    BodyTooLarge,
-    ConfigError,
-    DeadlinePassed,
-    PromiseRefused,
-    QueueFull,
-    RateLimited,
-    ShuttingDown,
-    SloServeError,
-    SLOUnattainable,
-)
+from sloserve.core.errors import BodyTooLarge, ConfigError, RateLimited, ShuttingDown, SloServeError
 from sloserve.core.slo import SLO
 from sloserve.engine.recording.events import (
     BODY_TOO_LARGE,
-    EXPIRED,
     FORMAT,
     FRONT_END,
     INVALID,
-    SATURATED,
     STOPPING,
     TENANT_LIMIT,
-    UNATTAINABLE,
-    UNPROMISED,
     RefusedRequest,
     SegmentHead,
     StopStringFound,
@@ -44,6 +30,7 @@ from sloserve.engine.recording.run import present_run
 from sloserve.scheduler.admission.prediction import ArrivingRequest
 from sloserve.scheduler.registry import policy_text
 from sloserve.scheduler.settings import PluginSettings
+from sloserve.wire import errors
 
 logger = logging.getLogger(__name__)
 
@@ -51,20 +38,17 @@ _SETTINGS: Final = ("classes", "default_class", "admission")
 """Settings of a recording: the ones that name its classes, and that decide what is refused."""
 
 
-_REASONS: Final[Mapping[type[SloServeError], str]] = {
-    QueueFull: SATURATED,
-    SLOUnattainable: UNATTAINABLE,
-    PromiseRefused: UNPROMISED,
+_UNQUEUED: Final[Mapping[type[SloServeError], str]] = {
     RateLimited: TENANT_LIMIT,
     BodyTooLarge: BODY_TOO_LARGE,
-    DeadlinePassed: EXPIRED,
     ShuttingDown: STOPPING,
 }
+"""Reasons of errors that no queue caused, for which no header of a response has a word."""
 
 
 def reason_of(error: SloServeError) -> str:
     """Return why ``error`` refuses a request, as one of :data:`~sloserve.engine.recording.events.REFUSALS`."""
-    return _REASONS.get(type(error), INVALID)
+    return errors.reason(error) or _UNQUEUED.get(type(error), INVALID)
 
 
 class RecordedFrontEnd:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sloserve.core.errors import BadBody, QueueFull, RateLimited, ShuttingDown
 from sloserve.core.slo import Targets
 from sloserve.engine.metrics.collectors import REASONS
 from sloserve.engine.recording import run
@@ -35,6 +36,7 @@ from sloserve.engine.recording.events import (
     Stepped,
 )
 from sloserve.engine.recording.folder import engine_stem, gateway_stem
+from sloserve.engine.recording.front_end import reason_of
 from sloserve.engine.recording.reading import Recording, read_recording, recordings
 from sloserve.engine.recording.segments import SegmentWriter
 from sloserve.wire import errors
@@ -217,6 +219,8 @@ def test_a_child_keeps_the_run_of_its_starter_and_another_server_begins_its_own(
 def test_reasons_are_the_words_of_the_metrics() -> None:
     assert {INVALID, STOPPING, SATURATED, UNATTAINABLE, UNPROMISED, EXPIRED} == set(REASONS) & set(REFUSALS)
     assert {errors.REASON[kind] for kind in errors.REASON} <= set(REFUSALS)
+    assert reason_of(QueueFull("full", 1, "batch")) == SATURATED and reason_of(ShuttingDown("stops", 1)) == STOPPING
+    assert reason_of(RateLimited("limit", 1, ())) == TENANT_LIMIT and reason_of(BadBody("no JSON")) == INVALID
 
 
 def test_a_gateways_refusals_join_the_engines_of_the_model_that_ran_then(
