@@ -119,4 +119,6 @@ def test_outputs(beside: Beside, subject: Subject) -> None:
     assert counters["paused_steps"] > 0 or subject.name not in ("chaos-all", "chaos-nearly-all")
     assert served.preemptions > 0 or not subject.name.startswith("chaos")
     seen = host_connectors.SEEN + folder_connector.SEEN
-    assert seen["stores"] > 0 and seen["loads"] > 0, seen
+    assert seen["stores"] > 0, seen
+    # What is loaded without preemptions depends on how soon stores end, which a busy machine delays.
+    assert seen["loads"] > 0 or not served.preemptions, seen
