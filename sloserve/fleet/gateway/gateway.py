@@ -29,13 +29,12 @@ from sloserve.fleet.gateway.keys import KeyFile, Tenant
 from sloserve.fleet.gateway.metrics import held_gauge, tenant_counters
 from sloserve.fleet.gateway.model_sets import ModelSets
 from sloserve.fleet.gateway.parts import GatewayState
-from sloserve.fleet.gateway.prediction import Pace
+from sloserve.fleet.gateway.prediction import paces_of
 from sloserve.fleet.gateway.shared_state import GatewayDependencies, SharedState, tokens_an_event
 from sloserve.fleet.gateway.shared_use import SharedUse
 from sloserve.fleet.gateway.traffic_log import TrafficLog
 from sloserve.fleet.gateway.watch import Watch
 from sloserve.fleet.gateway_settings import SHARED
-from sloserve.fleet.planning.snapshot import serving_of
 from sloserve.fleet.supervised import supervised
 from sloserve.wire.asgi import CLOSE, Receive, Scope, Send, key_in, refuse
 from sloserve.wire.rate_limits import TenantRates
@@ -80,7 +79,7 @@ class Gateway:
         shared = SharedState.first(fleet, around, clock or SystemClock()) if before is None else before.shared
         self.shared, settings, limits, clock = shared, fleet.settings, around.limits, shared.clock
         self.keys = KeyFile(around.keys, settings.classes, fleet.models, clock)
-        self._paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
+        self._paces = paces_of(fleet)
         shares = self.keys.is_open or limits.prefix_sharing == SHARED
         self.metrics = shared.metrics
         self._before, known = before, None if before is None else before.parts

@@ -147,14 +147,15 @@ class GatewayInstance:
         """
         number = self._sends.count
         flight = SentRequest(self, number)
-        self._computed.add(max(work.prompt_tokens - self.prefixes.cached_tokens(prompt), 0.0))
+        computed_tokens = max(work.prompt_tokens - self.prefixes.cached_tokens(prompt), 0.0)
+        self._computed.add(computed_tokens)
         self._output.add(work.output_tokens)
         self._usual = Work(1, self._computed.value or 0.0, self._output.value or 0.0)
         self._since[number], self._since_work = (work, now_s), None
         self._sends.count = self._sent_before = number + 1
         self._sent_s = now_s
         self.in_flight += 1
-        self.prefixes.sent(prompt)
+        self.prefixes.sent(prompt, computed_tokens + work.output_tokens)
         self._changed(self)
         return flight
 

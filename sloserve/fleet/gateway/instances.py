@@ -95,6 +95,7 @@ class Instances:
                 self._index(instance)
             before = instance.endpoint, instance.active
             new = instance.reported(one, endpoint, sent_before, now_s, made_s)
+            instance.prefixes.capacity_tokens = self._pace(instance.active, one.device).kv_tokens
             if (instance.endpoint, instance.active) != before:
                 self._unindex(instance, *before)
                 self._index(instance)
@@ -201,9 +202,12 @@ class Instances:
         known = prompt if self.affinity else ()
 
         def cost_s(one: GatewayInstance) -> float:
-            return one.times_s(self.paces.get((model, one.report.device), UNKNOWN), work, known).cost_s
+            return one.times_s(self._pace(model, one.report.device), work, known).cost_s
 
         return min(candidates, key=cost_s)
+
+    def _pace(self, model: str | None, device: str) -> Pace:
+        return UNKNOWN if model is None else self.paces.get((model, device), UNKNOWN)
 
     def _candidates(
         self, model: str, slo_class: str, prompt: Sequence[Beginning], now_s: float, among: Collection[str] | None

@@ -10,12 +10,15 @@ token or its turn. Their delays count as its own time does, so that a prompt is 
 many wait for it, only because the request itself would be complete a little earlier there.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sloserve.estimator.completion.group_time import Serving
 from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.fleet.fleet import Fleet
+from sloserve.fleet.planning.snapshot import serving_of
 from sloserve.scheduler.virtual_queues.contract import RunningSums
 
 _UNKNOWN_S: Final = 1e-4
@@ -67,15 +70,21 @@ class InstanceForecast(NamedTuple):
 
 
 class Pace:
-    """The speed of one model on one kind of device."""
+    """The speed of one model on one kind of device.
 
-    def __init__(self, serving: Serving | None) -> None:
+    Attributes:
+        kv_tokens: Tokens that the KV cache of an engine holds; infinite if that is not known.
+    """
+
+    def __init__(self, serving: Serving | None, *, extends_kv: bool = False) -> None:
         """Compute the speed of prompts.
 
         Args:
             serving: Latency and engine settings of the model; ``None`` if they are not known.
+            extends_kv: Whether engines keep KV on the host as well, so that nobody knows how much they keep.
         """
         self._serving = serving
+        self.kv_tokens = math.inf if serving is None or extends_kv else float(serving.engine.kv_tokens)
         self._prompt_token_s = _UNKNOWN_S
         if serving is not None:
             budget = serving.engine.token_budget
@@ -126,3 +135,12 @@ class Pace:
             return 0.0
         both = StepLoad(part, 1, step.decode_seqs, step.decode_context_tokens, part**2)
         return max(latency.step_s(both) - step_s, 0.0) * prompt_tokens / part
+
+
+def paces_of(fleet: Fleet) -> dict[tuple[str, str], Pace]:
+    """Return the speed of each model on each kind of device."""
+    extended = {host.device for host in fleet.hosts.values() if host.swap_space_bytes}
+    return {
+        (model, device): Pace(serving, extends_kv=device in extended)
+        for (model, device), serving in serving_of(fleet).items()
+    }

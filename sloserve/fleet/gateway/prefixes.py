@@ -1,12 +1,15 @@
 """Prompt beginnings that an instance has in its prefix cache, as far as a gateway knows.
 
-These are the ones that it sent there, and whole prompts that other gateways sent there, which the agent reports.
+These are the ones that it sent there, and whole prompts that other gateways sent there, which the agent reports. A
+cache drops what was used longest ago. So a beginning counts until the instance has been sent as many new tokens since
+as its KV cache holds beside it.
 
 A prompt is cut where another is likely to go on alike: a conversation after each message, a text every 2,048 bytes. The
 digest of each beginning covers all that stands before the cut.
 """
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -111,21 +114,35 @@ def _digest_of(name: str) -> bytes:
 
 
 class PrefixTable:
-    """Beginnings of prompts that one instance computed; the ones not sent for longest are forgotten first."""
+    """Beginnings of prompts that one instance computed; the ones not sent for longest are forgotten first.
+
+    Attributes:
+        capacity_tokens: Tokens that the instance's cache holds; infinite if that is not known.
+    """
 
     def __init__(self) -> None:
-        self._tokens: OrderedDict[bytes, int] = OrderedDict()
+        self.capacity_tokens = math.inf
+        self._last_sent: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+        """Tokens of each beginning, and the new tokens that the instance had been sent when it was sent last."""
+        self._new_tokens = 0.0
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._last_sent)
 
-    def sent(self, prompt: Sequence[Beginning]) -> None:
-        """Record that the instance computes this prompt."""
+    def sent(self, prompt: Sequence[Beginning], new_tokens: float = 0.0) -> None:
+        """Record that the instance computes this prompt.
+
+        Args:
+            prompt: Beginnings of the prompt.
+            new_tokens: Tokens of prompt and output that were not in the cache; 0 if they are not known, so that other
+                prompts are believed to be in the cache for longer than they are.
+        """
+        self._new_tokens += new_tokens
         for digest, tokens in prompt:
-            self._tokens[digest] = tokens
-            self._tokens.move_to_end(digest)
-        while len(self._tokens) > MOST:
-            self._tokens.popitem(last=False)
+            self._last_sent[digest] = tokens, self._new_tokens
+            self._last_sent.move_to_end(digest)
+        while len(self._last_sent) > MOST:
+            self._last_sent.popitem(last=False)
 
     def reported(self, cached: Mapping[str, int]) -> list[Beginning]:
         """Record beginnings that the instance computes, as its agent reports them: some came through other gateways.
@@ -135,15 +152,20 @@ class PrefixTable:
 
         Returns: the beginnings that were not known.
         """
-        named = {digest: tokens for name, tokens in cached.items() if (digest := _digest_of(name)) not in self._tokens}
+        known = self._last_sent
+        named = {digest: tokens for name, tokens in cached.items() if (digest := _digest_of(name)) not in known}
         new = [Beginning(digest, tokens) for digest, tokens in named.items() if digest]
         self.sent(new)
         return new
 
     def cached_tokens(self, prompt: Sequence[Beginning]) -> int:
         """Return the number of tokens of a prompt that the instance should have in its cache."""
-        return next((self._tokens[digest] for digest, _ in reversed(prompt) if digest in self._tokens), 0)
+        for digest, _ in reversed(prompt):
+            tokens, sent_at = self._last_sent.get(digest, (0, 0.0))
+            if tokens and tokens + self._new_tokens - sent_at <= self.capacity_tokens:
+                return tokens
+        return 0
 
     def clear(self) -> None:
         """Empty the table: another model came, and the cache is empty."""
-        self._tokens.clear()
+        self._last_sent.clear()

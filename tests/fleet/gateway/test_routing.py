@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ from sloserve.fleet.gateway.held_request import HeldRequest
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import LOCAL, Tenant
 from sloserve.fleet.gateway.limits import RequestPlaces
-from sloserve.fleet.gateway.prediction import Pace, Work
+from sloserve.fleet.gateway.prediction import Pace, Work, paces_of
 from sloserve.fleet.gateway.prefixes import MOST, PrefixTable, beginnings, names_of, part
 from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.scheduler.settings import PluginSettings
@@ -159,6 +160,47 @@ def test_beginnings_are_cut_after_messages_and_bounded() -> None:
         table.sent(conversation(str(i)))
     assert len(table) == MOST and table.cached_tokens(conversation("0")) == 0
     assert table.cached_tokens(conversation(str(2 * MOST - 1))) > 0
+
+
+def test_a_beginning_counts_until_the_cache_was_sent_as_much_as_it_holds() -> None:
+    table, first = PrefixTable(), conversation("system " * 400)
+    tokens = first[-1].tokens
+    table.capacity_tokens = tokens + 1000
+    table.sent(first, tokens)
+    table.sent(conversation("another"), 1000)
+    assert table.cached_tokens(first) == tokens
+    table.sent(conversation("a third"), 1)
+    assert table.cached_tokens(first) == 0
+    table.sent(first, tokens)  # computed again, it is there again
+    assert table.cached_tokens(first) == tokens
+
+
+def test_the_shorter_beginning_stays_for_longer() -> None:
+    table, whole = PrefixTable(), conversation("system " * 400, "question " * 400)
+    table.capacity_tokens = whole[-1].tokens
+    table.sent(whole, whole[-1].tokens)
+    table.sent(conversation("another"), 1)
+    assert table.cached_tokens(whole) == whole[0].tokens
+
+
+def test_a_conversation_goes_elsewhere_once_its_prefix_is_displaced() -> None:
+    """Without the size of the cache an instance would be believed to have all that it was ever sent."""
+    first = conversation("system " * 2_000)
+    for capacity, expected in ((1 << 20, "b"), (PROFILE.max_num_batched_tokens, "a")):
+        paces = {("m", "h100"): Pace(Serving(PROFILE, EngineSize(256, 8192, capacity)))}
+        instances = Instances(paces)
+        instances.reported(AgentReport("a", "unix:a", (report("a"), report("b"))), "unix:a", 0, 0.0)
+        instances.by_name["b"].send(Work(1, first[-1].tokens, 10), first)
+        instances.by_name["b"].prefixes.sent(conversation("another"), PROFILE.max_num_batched_tokens)
+        both = report("a"), report("b", running=RunningSums(requests=1, output_tokens=10.0))
+        instances.reported(AgentReport("a", "unix:a", both), "unix:a", instances.sent(), 0.0)
+        assert chosen(instances, conversation("system " * 2_000, "hello")) == expected
+
+
+def test_what_engines_keep_on_the_host_is_not_counted_as_lost() -> None:
+    assert all(math.isfinite(pace.kv_tokens) for pace in paces_of(parse_fleet(FLEET)).values())
+    extended = FLEET.replace("host_memory_gib: 64", "swap_space_gib: 8")
+    assert all(math.isinf(pace.kv_tokens) for pace in paces_of(parse_fleet(extended)).values())
 
 
 @given(st.lists(st.sampled_from(["send", "end", "ask", "told", "refused"]), max_size=40))

@@ -15,9 +15,8 @@ from sloserve.fleet.gateway.gateway_instance import SentRequest
 from sloserve.fleet.gateway.held import HeldRequests, HoldFull
 from sloserve.fleet.gateway.held_request import HeldRequest, comes_first_after_s, held_due_after_s
 from sloserve.fleet.gateway.instances import COMPARED, Instances
-from sloserve.fleet.gateway.prediction import Pace, Work
+from sloserve.fleet.gateway.prediction import Work, paces_of
 from sloserve.fleet.gateway.prefixes import Beginning, chained
-from sloserve.fleet.planning.snapshot import serving_of
 from sloserve.fleet.simulated.dispatcher import WaitingRequest
 from sloserve.fleet.simulated.live.simulated_promises import SimulatedPromises
 from sloserve.fleet.streamed import Streamed
@@ -66,8 +65,7 @@ class SimulatedGateway:
         self._classes: ClassTable = fleet.settings.classes
         self._hold_max_s = fleet.gateway.hold_max_s
         self._meter = DemandMeter(self._classes)
-        paces = {key: Pace(serving) for key, serving in serving_of(fleet).items()}
-        self._instances = Instances(paces, prefixes, compared)
+        self._instances = Instances(paces_of(fleet), prefixes, compared)
         tenant_shares = fleet.settings.tenant_shares if shares else None
         self._held = HeldRequests(self._instances, fleet.gateway.max_held, tenant_shares)
         self._promises = SimulatedPromises(fleet.settings.classes.names) if promises else None
