@@ -53,7 +53,7 @@ class _Server:
         scheduler.show_on(LiveWriter(len(names), 0, folder))
         self._time(scheduler)
         self.pages = [page for _ in range(WATCHERS) for page in find_live_pages(folder)]
-        self.view = LiveView(lambda: "model", names, lambda: [Board(len(names), 1)], self.engine._clock, folder)
+        self.view = LiveView(lambda: "model", names, lambda: [Board(len(names), 1)], self.engine._clock, folder=folder)
 
     def _time(self, scheduler: Any) -> None:
         watched = scheduler._observers.watched

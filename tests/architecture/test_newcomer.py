@@ -130,7 +130,7 @@ def test_a_counter_of_requests_is_one_row(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(class_metrics.COUNTS, "long_replies", long)
     names, scraped = DEFAULT_CLASSES.names, CollectorRegistry(auto_describe=True)
     clock = ManualClock()
-    metrics = FrontEndMetrics(names, (), Boards(Board(len(names), 5), clock), clock, list, scraped)
+    metrics = FrontEndMetrics(names, (), Boards(Board(len(names), 5), clock), clock, list, registry=scraped)
     for tokens in (100, 101):
         metrics.record(ServedRequest(DEFAULT_CLASSES.slo("batch", Targets()), Outcome.COMPLETED, output_tokens=tokens))
     shown = [scraped.get_sample_value("sloserve:long_replies_total", {"class": name}) for name in ("batch", "priority")]

@@ -45,7 +45,7 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
         Boards(Board(len(DEFAULT_CLASSES.names), 5), ManualClock()),
         ManualClock(),
         lambda: [found.snapshot() for found in find_pages(folder)],
-        registry,
+        registry=registry,
         open_tasks=OpenTasksGauge(DEFAULT_CLASSES.names, TaskPages(TaskPage(1), ManualClock()), 1.0, ManualClock()),
     )
     metrics.tasks.task_started(0, "acme")

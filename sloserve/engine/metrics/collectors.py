@@ -131,6 +131,7 @@ class FrontEndMetrics:
         boards: Boards,
         clock: Clock,
         snapshots: Callable[[], Iterable[PageSnapshot]],
+        *,
         registry: CollectorRegistry = REGISTRY,
         open_tasks: Collector | None = None,
         model: str = "",

@@ -44,6 +44,7 @@ class LiveView:
         classes: Sequence[str],
         boards: Callable[[], Iterable[Board]],
         clock: Clock,
+        *,
         folder: Path | None = None,
         tasks: Callable[[int], OpenTasks] = lambda most: OpenTasks([], {}),
         parts: Callable[[], Mapping[str, Any]] = dict,

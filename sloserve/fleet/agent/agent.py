@@ -214,7 +214,15 @@ class Agent:
         )
         for name, models in settings.instances.items():
             devices = settings.environments.get(name, {})
-            instance = Instance(name, settings.device, models, parts, self._durable, settings.drain_max_s, devices)
+            instance = Instance(
+                name,
+                settings.device,
+                models,
+                parts,
+                self._durable,
+                drain_max_s=settings.drain_max_s,
+                environment=devices,
+            )
             instance.adopt(left[name])
             self.instances[name] = instance
 

@@ -93,6 +93,7 @@ class Instance:
         models: Mapping[str, EngineModel],
         host: HostParts,
         durable: DurableWork,
+        *,
         drain_max_s: float = 60.0,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:

@@ -76,6 +76,7 @@ class KeptAgent:
         command: Sequence[str],
         environment: Mapping[str, str],
         unattended_s: float,
+        *,
         drain_s: float = KILL_S,
         started: Callable[[], None] = lambda: None,
         clock: Clock | None = None,

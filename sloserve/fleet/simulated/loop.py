@@ -124,14 +124,14 @@ class FleetRun:
             instance = SimulatedInstance(
                 name,
                 host.device,
-                served,
-                memory[host.name],
-                fleet.switching,
-                self._clock,
-                self._history,
-                self._began,
-                self._over,
-                self._evicted,
+                served=served,
+                memory=memory[host.name],
+                switching=fleet.switching,
+                clock=self._clock,
+                history=self._history,
+                began=self._began,
+                ended=self._over,
+                evicted=self._evicted,
             )
             self.instances.append(instance)
         self._by_name = {instance.name: instance for instance in self.instances}

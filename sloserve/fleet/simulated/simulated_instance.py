@@ -72,6 +72,7 @@ class SimulatedInstance:
         self,
         name: str,
         device: str,
+        *,
         served: Mapping[str, InstalledModel],
         memory: WeightCopies,
         switching: Switching,

@@ -172,7 +172,15 @@ class Admission:
         self._predictor.admitted(new, forecast)
         if use is not None:
             self._promising.watch(use, streamed=new.streamed)
-        ticket = Ticket(new, forecast, place, self._predictor, self._promising, use, why)
+        ticket = Ticket(
+            new,
+            forecast,
+            place,
+            predictor=self._predictor,
+            promising=self._promising,
+            use=use,
+            why_no_promise=why,
+        )
         together.add(ticket)
         return ticket
 

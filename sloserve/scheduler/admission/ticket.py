@@ -37,6 +37,7 @@ class Ticket:
         new: ArrivingRequest,
         forecast: Forecast,
         place: WaitingPlace,
+        *,
         predictor: Predictor,
         promising: Promising,
         use: OpenUse | None,

@@ -79,7 +79,7 @@ def start_recording(scheduler: Any, rank: int, clock: Clock, report: Callable[[i
         most_bytes, now_s = settings.record_mib << 20, clock.now_s()
         trim(folder, most_bytes, now_s)
         run = present_run(now_s)
-        return Recorded(scheduler, folder, engine_stem(run.name, rank), most_bytes, clock, run.salt, report)
+        return Recorded(scheduler, folder, engine_stem(run.name, rank), most_bytes, clock, salt=run.salt, report=report)
     except (ConfigError, OSError) as error:
         logger.warning("nothing is recorded: %s", error)
         return None
@@ -146,6 +146,7 @@ class Recorded:
         stem: str,
         most_bytes: int,
         clock: Clock,
+        *,
         salt: Salt | None = None,
         report: Callable[[int, bool], None] = lambda lost, failed: None,
     ) -> None:

@@ -44,7 +44,7 @@ class Bench:
         names = DEFAULT_CLASSES.names
         self.board = Board(len(names), 50)
         boards = Boards(self.board, self.clock)
-        self.metrics = FrontEndMetrics(names, (), boards, self.clock, list, self.registry)
+        self.metrics = FrontEndMetrics(names, (), boards, self.clock, list, registry=self.registry)
 
     def scrape(self) -> Callable[..., float | None]:
         """What a scrape shows now: a sample's value by its name and labels, of which ``cls`` stands for ``class``."""

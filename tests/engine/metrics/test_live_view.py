@@ -54,7 +54,7 @@ class Server:
         self.figures = [PageWriter(CLASSES, rank, folder) for rank in range(ranks)]
         self.live = [LiveWriter(len(CLASSES), rank, folder) for rank in range(ranks)]
         self.board = Board(len(CLASSES), 1)
-        self.view = LiveView(lambda: "m", CLASSES, lambda: [self.board], self.clock, folder)
+        self.view = LiveView(lambda: "m", CLASSES, lambda: [self.board], self.clock, folder=folder)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_attainment_is_of_one_and_of_ten_minutes(server: Server) -> None:
 
 def test_latency_is_of_the_last_minute_by_class_and_over_all_api_processes(tmp_path: Path) -> None:
     server, other = Server(1, tmp_path), Board(len(CLASSES), 1)
-    view = LiveView(lambda: "m", CLASSES, lambda: [server.board, other], server.clock, tmp_path)
+    view = LiveView(lambda: "m", CLASSES, lambda: [server.board, other], server.clock, folder=tmp_path)
     LatencyWindow(server.board.latency[0, 0]).record(9.0, 10.0)
     for board, latencies_s in ((server.board, range(1, 51)), (other, range(51, 101))):
         windows = [LatencyWindow(stamps) for stamps in board.latency[0]]
@@ -181,7 +181,7 @@ def test_latency_is_of_the_last_minute_by_class_and_over_all_api_processes(tmp_p
 def test_predictions_and_promises_are_shown_by_class_and_over_all_api_processes(tmp_path: Path) -> None:
     server = Server(1, tmp_path)
     other = Board(len(CLASSES), 1)
-    server.view = LiveView(lambda: "m", CLASSES, lambda: [server.board, other], server.clock, tmp_path)
+    server.view = LiveView(lambda: "m", CLASSES, lambda: [server.board, other], server.clock, folder=tmp_path)
     windows = [PredictionWindow(board.predicted[0, PREDICTED.index("ttft")]) for board in (server.board, other)]
     for i in range(500):
         windows[i % 2].record(Quantiles(1.0, 2.0, 4.0), 0.5 if i % 2 else 1.5, float(i))
@@ -249,7 +249,7 @@ def test_the_open_tasks_that_are_due_first_are_shown(tmp_path: Path) -> None:
         CLASSES,
         list,
         clock,
-        tmp_path,
+        folder=tmp_path,
         tasks=lambda most: pages.open_tasks(clock.monotonic_s(), 600.0, most),
     ).read()
     assert view["open_tasks"] == 30 and len(view["tasks"]) == 20

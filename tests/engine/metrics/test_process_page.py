@@ -72,7 +72,7 @@ def test_whoever_is_scraped_shows_what_one_process_would(
     folder, clock = tmp_path_factory.mktemp("pages"), ManualClock(T0)
     seen = [*boards(folder, clock), Boards(Board(len(NAMES), 0), clock)]
     registries = [CollectorRegistry() for _ in seen]
-    metrics = [FrontEndMetrics(NAMES, (), b, clock, list, r) for b, r in zip(seen, registries, strict=True)]
+    metrics = [FrontEndMetrics(NAMES, (), b, clock, list, registry=r) for b, r in zip(seen, registries, strict=True)]
     for process, request, elapsed_s in history:
         clock.advance_to(clock.now_s() + elapsed_s)
         metrics[process].record(request)
@@ -84,7 +84,7 @@ def test_whoever_is_scraped_shows_what_one_process_would(
 def test_latencies_are_of_completed_requests_and_tpot_of_those_with_several_tokens() -> None:
     clock, registry = ManualClock(T0), CollectorRegistry()
     board = Board(len(NAMES), 0)
-    metrics = FrontEndMetrics(NAMES, (), Boards(board, clock), clock, list, registry)
+    metrics = FrontEndMetrics(NAMES, (), Boards(board, clock), clock, list, registry=registry)
     slo = DEFAULT_CLASSES.slo("batch", Targets())
     for outcome, tokens, tpot_s in ((Outcome.COMPLETED, 11, 0.1), (Outcome.COMPLETED, 1, 0.0), (Outcome.ABORTED, 5, 9)):
         latency = Latency(0.5, tpot_s, 1.5) if outcome is Outcome.COMPLETED else None
@@ -100,7 +100,8 @@ def test_the_latest_of_all_processes_count_not_the_latest_of_each(tmp_path: Path
     first, second = boards(tmp_path, clock)
     registry = CollectorRegistry()
     metrics = [
-        FrontEndMetrics(NAMES, (), b, clock, list, r) for b, r in ((first, CollectorRegistry()), (second, registry))
+        FrontEndMetrics(NAMES, (), b, clock, list, registry=r)
+        for b, r in ((first, CollectorRegistry()), (second, registry))
     ]
     for process, told_s in ((0, 0.1), (1, 2.0)):  # the first kept nothing, the second everything
         for _ in range(MAX_PREDICTIONS):

@@ -268,7 +268,7 @@ class _Agent:
         models = {name: served(name) for name in ground.fleet.models_on(host)}
         drain_s = ground.fleet.switching.drain_max_s
         for name in host.instances:
-            self._instances[name] = Instance(name, host.device, models, parts, pulling, drain_s)
+            self._instances[name] = Instance(name, host.device, models, parts, pulling, drain_max_s=drain_s)
         endpoints = list(self._instances.values())
         state = StateRoute(
             lambda: self.report(for_store=False), lambda: tuple(one.standing for one in self._instances.values())

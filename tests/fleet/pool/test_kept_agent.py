@@ -33,7 +33,7 @@ class Kept:
         self.folder = AgentFolder(folder)
         self.folder.write(FILES, "1.0")
         command = [STUB, *arguments]
-        self.agent = KeptAgent(self.folder, command, {}, 600.0, 5.0, self._start, self.clock)
+        self.agent = KeptAgent(self.folder, command, {}, 600.0, drain_s=5.0, started=self._start, clock=self.clock)
 
     def _start(self) -> None:
         self.starts += 1

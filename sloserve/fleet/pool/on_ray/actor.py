@@ -72,7 +72,7 @@ class SloserveAgent:
         self._starts = Counter("sloserve_agent_starts", "Starts of the agent.", tag_keys=("fleet", "host"))
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
-        self._kept = KeptAgent(folder, arguments, environment, unattended_s, drain_s, self._note_start)
+        self._kept = KeptAgent(folder, arguments, environment, unattended_s, drain_s=drain_s, started=self._note_start)
         logger.info("%s: %s", self, "started again by Ray" if was_restarted else "started")
         # The agent is the child of a thread that lives as long as it does: with the thread it would die.
         threading.Thread(target=self._run, daemon=True).start()

@@ -92,10 +92,10 @@ class LiveFleet(Dispatcher):
                 host.name,
                 fleet,
                 [one for one in view.instances if one.name in host.instances],
-                self._store,
-                options,
-                self._operations,
-                self._where,
+                store=self._store,
+                options=options,
+                operations=self._operations,
+                where=self._where,
             )
             for host in fleet.hosts.values()
         ]

@@ -41,6 +41,7 @@ class SimulatedAgent:
         host: str,
         fleet: Fleet,
         views: Iterable[InstanceView],
+        *,
         store: SimulatedStore,
         options: Options,
         operations: list[Operation],
