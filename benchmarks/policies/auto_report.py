@@ -199,6 +199,8 @@ def settings(runs: Mapping[int, Runs]) -> dict[str, dict[int, str]]:
     """What may be left on in all cells, and the run of each cell that it stands for."""
     found: dict[str, dict[int, str]] = {name: dict.fromkeys(runs, name) for name in (*AUTOS, STOCK)}
     for policy in POLICIES:
+        if not all(budget_of(policy) in of_cell for of_cell in runs.values()):
+            continue  # a rival that came after these runs
         found[f"{policy}, its best size"] = {n: sized(runs[n], policy) for n in runs}
         found[budget_of(policy)] = dict.fromkeys(runs, budget_of(policy))
     return found

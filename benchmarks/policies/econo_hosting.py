@@ -49,7 +49,7 @@ FLAGS: Final[dict[str, Any]] = {
     "slo": "configs/slo-fixed-12s.yaml",
     "load": "1,1.5",
     "aged_share": 0.05,
-    "policy": "",
+    "policy": STOCK,
 }
 SEEDS, REQUESTS = 3, 400
 FORMS: Final[dict[str, dict[str, Any]]] = {

@@ -53,6 +53,7 @@ Cells = dict[str, dict[str, list[float]]]
 
 def watch(scheduler: Any, clock: Stopwatch) -> None:
     """Times all that is ours in a step, and has every second one make a plan."""
+    from sloserve.engine import planner as planner_module
     from sloserve.vllm_plugin.engine import scheduler as scheduler_module
     from sloserve.vllm_plugin.engine.step_load import step_load
 
@@ -65,7 +66,7 @@ def watch(scheduler: Any, clock: Stopwatch) -> None:
         time_of(scheduler, name, "glue")
     for what, name in CALLS.items():
         time_of(scheduler, name, what)
-    time_of(scheduler, "_book", "booking")
+    time_of(scheduler, "_count_step", "booking")
     time_of(scheduler, "_clock_output", "pace")
     time_of(scheduler.step_clock, "scheduled", "pace")
     scheduler_module.step_load = clock.times("pace", step_load, is_part=True)
@@ -77,7 +78,7 @@ def watch(scheduler: Any, clock: Stopwatch) -> None:
         time_of(planner.policy, "plan", "plan")
         time_of(planner.policy, "progressed", "told")
         time_of(planner, "next_step", "checks")
-        time_of(planner, "_limited", "step_budget")
+        time_of(planner_module, "limit_tokens", "step_budget")
         time_of(planner, "apply_plan", "carry_out")
         time_of(planner, "admitted", "booking")
         time_of(planner, "progressed", "booking")

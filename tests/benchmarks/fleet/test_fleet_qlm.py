@@ -77,5 +77,5 @@ def test_every_section_has_a_plot_with_a_line_of_its_own_for_each_name(tmp_path:
     most = max(len(section.names) for section in sections.values() if section.rates)
     assert most <= len(set(figures.COLOURS)) + 1 and most <= len(set(figures.MARKERS)) + 1
     rows = [row for name in sections["throughput"].names for row in rows_at(name, 0.1, {0: 8.0, 1: 16.0})]
-    figures.draw(sections["throughput"], rows, tmp_path / "attainment.png")
+    figures.draw(sections["throughput"], rows, tmp_path / "attainment.png", "made here")
     assert (tmp_path / "attainment.png").stat().st_size > 1000
