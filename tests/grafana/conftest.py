@@ -18,9 +18,12 @@ from sloserve.engine.metrics.process_page import Board, Boards
 from sloserve.engine.metrics.task_metrics import OpenTasksGauge
 from sloserve.engine.metrics.task_page import TaskPage, TaskPages
 from sloserve.fleet.contract.plan_in_force import PlanInForce, ReplayedNeed
+from sloserve.fleet.gateway.metrics import GatewayMetrics, held_gauge, tenant_counters
 from sloserve.fleet.planning.plan_metrics import PlanCollector
+from sloserve.fleet.run.reloading import FileInForce
 from sloserve.http3.listener_figures import Http3Figures
 from sloserve.http3.listener_metrics import Http3Collector
+from sloserve.wire.rate_limits import TenantUse
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +78,25 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def fleet_text() -> str:
     return fleet_scrape()
+
+
+@pytest.fixture(scope="module")
+def gateway_text() -> str:
+    return gateway_scrape()
+
+
+def gateway_scrape() -> str:
+    """Return a scrape of a gateway that has served, held, retried and promised, and of its fleet's file."""
+    metrics = GatewayMetrics()
+    metrics.ended("chat", "interactive", Outcome.COMPLETED)
+    metrics.sent(0.001, "interactive", 0.1)
+    metrics.first_byte("chat", "interactive", 0.2)
+    metrics.retried("full")
+    metrics.promise_ended("chat", "interactive", 0.99, "kept")
+    use = TenantUse(1, 10, 10, promises_kept=1)
+    metrics.watch(lambda: [held_gauge([("chat", "interactive")]), *tenant_counters({"acme": use}, 5)])  # type: ignore[list-item]
+    metrics.registry.register(FileInForce(SimpleNamespace(source=__file__)))  # type: ignore[arg-type]
+    return metrics.page().decode()
 
 
 def fleet_scrape() -> str:

@@ -16,8 +16,8 @@ GRID_COLUMNS = 24
 
 
 @pytest.mark.slow
-def test_every_query_can_be_answered(metrics_text: str, fleet_text: str) -> None:
-    assert check_dashboard(DASHBOARD, metrics_text + fleet_text) == []
+def test_every_query_can_be_answered(metrics_text: str, fleet_text: str, gateway_text: str) -> None:
+    assert check_dashboard(DASHBOARD, metrics_text + fleet_text + gateway_text) == []
     scrape = read_scrape(metrics_text)
     assert [name for name, labels in scrape.items() if labels is None] == [], "metrics without a sample: not checked"
 
@@ -33,6 +33,21 @@ def test_the_plan_of_a_fleet_is_on_the_dashboard(fleet_text: str) -> None:
     asked = " ".join(query for _, query, _ in queries(DASHBOARD))
     families = {line.split()[2] for line in fleet_text.splitlines() if line.startswith("# TYPE sloserve:")}
     assert len(families) >= 7 and {name for name in families if name not in asked} == set()
+
+
+def test_what_an_operator_needs_of_a_gateway_is_on_the_dashboard(gateway_text: str) -> None:
+    """Left out are figures of the router, which its own page judges, and sums of what panels show otherwise."""
+    asked = " ".join(query for _, query, _ in queries(DASHBOARD))
+    families = {line.split()[2] for line in gateway_text.splitlines() if line.startswith("# TYPE sloserve:")}
+    missing = {
+        name.removeprefix("sloserve:") for name in families if name not in asked and not name.endswith("_created")
+    }
+    assert {name for name in missing if not name.startswith("gateway_auto_")} == {
+        "gateway_promises_refused_total",
+        "gateway_tenant_promises_total",
+        "gateway_tenant_requests_total",
+        "fleet_file_applied_timestamp_seconds",
+    }
 
 
 def test_every_metric_of_ours_is_in_the_docs(metrics_text: str) -> None:
