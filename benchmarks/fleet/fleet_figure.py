@@ -85,7 +85,8 @@ def figure(path: Path, axis: str, rows: Sequence[Row], title: str, key: str, bas
         axes.set_ylabel(NAMES[key])
         add_legend(made)
         # With 64 colours, those of policies with few points would be alike.
-        write_figure(made, path, about, colours=256)
+        seeds = len({row["seed"] for row in rows})
+        write_figure(made, path, f"{about}; {seeds} seed{'s' if seeds > 1 else ''}", colours=256)
 
 
 def drawn(values: Sequence[float]) -> Mean | None:
