@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar, Final, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -80,12 +80,19 @@ def _one_line(error: Any) -> Exception:
     return ConfigError(f"{said}; see {_path(error.ctx)} --help")
 
 
+_PARTS_OF_URL: Final = frozenset({"--port", "--host", "-p"})
+
+
 def _unknown(what: str, name: str, known: Iterable[str], ctx: Any) -> str:
     """Return the message on a name that the command of ``ctx`` does not have.
 
     Dashes at the beginning do not count when names are compared: all flags have them.
     """
     bare = {one.lstrip("-"): one for one in known}
+    if what == "command" and name == "help":
+        return f"no such command: {name}; use {_path(ctx)} COMMAND --help"
+    if "--url" in bare.values() and name in _PARTS_OF_URL:
+        return f"no such flag: {name}; the address is one flag: --url http://HOST:PORT"
     close = nearest(name.lstrip("-"), bare)
     hint = f"; see {_path(ctx)} --help" if close is None else f"; did you mean {bare[close]}? See {_path(ctx)} --help"
     return f"no such {what}: {name}{hint}"

@@ -57,6 +57,9 @@ def watch(url: str, key: str, transport: httpx.BaseTransport | None = None) -> I
                     if max(len(view), len(view[ROWS])) > _MOST_ROWS:
                         raise UnreadableResponse(f"more than {_MOST_ROWS} rows")
                     yield view
+    except httpx.ConnectError as error:
+        remedy = "is the server up, and is --url its address?"
+        raise LostServer(f"cannot reach {url}{proxy_remark(http)} ({error}); {remedy}") from error
     except (httpx.HTTPError, SSEError) as error:
         raise LostServer(f"{url}{proxy_remark(http)}: {error or type(error).__name__}") from error
     except UnreadableResponse as error:

@@ -86,7 +86,10 @@ WRONG = {
         ["serve", "m", "--log-format", "JSON"],
         "'JSON' is not one of 'text', 'json'; see sloserve serve --help",
     ),
-    "nothing to simulate": (["simulate"], "give one of --workload and --trace"),
+    "nothing to simulate": (
+        ["simulate"],
+        "give one of --workload NAME (sloserve workloads lists them) and --trace FILE",
+    ),
     "no such workload": (["simulate", "--workload", "no"], "unknown workload 'no'; known: sharegpt-poisson, "),
     "no server to load": (["bench"], "Missing option '--url'; see sloserve bench --help"),
     "an edge without an engine host": (["edge"], "Missing option '--upstream'; see sloserve edge --help"),
@@ -126,6 +129,20 @@ WRONG = {
         ["serve", "m", "--http3"],
         "--http3 needs a certificate: --ssl-certfile and --ssl-keyfile, or --http3-self-signed",
     ),
+    "a workload's file of SLOs": (
+        ["serve", "m", "--slo", "configs/slo-10s.yaml"],
+        "a server's settings are in --slo-config FILE, and --slo FILE is of simulate, bench and advise",
+    ),
+    "a setting as a flag": (
+        ["serve", "m", "--record-folder", "/tmp/x"],
+        "no such flag: --record-folder; it is a setting: write record_folder into --slo-config FILE",
+    ),
+    "half of a profile's name": (
+        ["simulate", "--workload", "sharegpt-poisson", "--rps", "9", "--profile", "b200-llama3"],
+        "did you mean one of b200-llama3-70b-fp8, b200-llama3-8b?",
+    ),
+    "a port without an address": (["status", "--port", "8000"], "the address is one flag: --url http://HOST:PORT"),
+    "a command's help": (["help", "serve"], "no such command: help; use sloserve COMMAND --help"),
     "no admin key": (
         ["top"],
         "SLOSERVE_ADMIN_KEY is not set; it must be the admin key that the server was started with",

@@ -286,11 +286,19 @@ class ProfileName(str):
         return super().__new__(cls, name)
 
 
+_MOST_HINTS = 5
+"""The most shipped profiles that a message names."""
+
+
 def _closest(name: str) -> str:
-    """Return a hint with the shipped profile of the name most like ``name``, or nothing if no name is like it.
+    """Return a hint with the shipped profiles that begin with ``name``, or else the one most like it, if any is.
 
     A message does not list all of them: a client's error has a bounded length, and new profiles would lengthen it.
     """
+    begun = [one for one in profile_names() if name and one.startswith(name.casefold())]
+    if begun:
+        more = ", ..." if len(begun) > _MOST_HINTS else ""
+        return f"; did you mean one of {', '.join(begun[:_MOST_HINTS])}{more}?"
     return did_you_mean(name, profile_names())
 
 

@@ -288,7 +288,7 @@ def asked_workload(options: TrafficOptions) -> Workload:
 
 def _named_workload(options: TrafficOptions) -> Workload:
     if (options.workload is None) == (options.trace is None):
-        raise ConfigError("give one of --workload and --trace")
+        raise ConfigError("give one of --workload NAME (sloserve workloads lists them) and --trace FILE")
     if options.trace is None:
         if options.tokenizer is not None:
             raise ConfigError("--tokenizer counts the texts of a --trace; --workload has none")

@@ -6,6 +6,7 @@ import typer
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.nearest import nearest
+from sloserve.scheduler.settings import PluginSettings
 from sloserve.vllm_plugin.server.early import known_flags, long_flag
 
 VLLMArguments = Annotated[
@@ -22,6 +23,7 @@ OUR_PREFIXES = (SLO_PREFIX, "--sloserve", "--admission", "--admin-", "--shadow",
 """Prefixes of flags that vLLM does not have; what vLLM's plugins add to its parser begins otherwise."""
 
 NEARLY = 0.85
+SLO_FILE = "--slo"
 """Likeness from which a flag that vLLM does not have is taken for a misspelt flag of ours."""
 
 
@@ -52,6 +54,13 @@ def vllm_arguments(context: typer.Context, arguments: list[str] | None) -> list[
                 f"no such flag: {written}; a class has its targets in --slo-config FILE, as classes.NAME.{key}, and a "
                 f"request in its header x-{header}"
             )
+        if flag == SLO_FILE:
+            raise ConfigError(
+                f"no such flag: {written}; a server's settings are in --slo-config FILE, and --slo FILE is of "
+                "simulate, bench and advise"
+            )
+        if (key := flag.removeprefix("--").replace("-", "_")) in PluginSettings.model_fields:
+            raise ConfigError(f"no such flag: {written}; it is a setting: write {key} into --slo-config FILE")
         if flag.startswith(OUR_PREFIXES):
             raise ConfigError(f"no such flag: {written}; see sloserve {context.info_name} --help")
     return arguments or []

@@ -308,7 +308,7 @@ def test_a_trace_longer_than_the_context_is_refused_before_the_run(run_bench: Ru
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"trace": None}, "give one of --workload and --trace"),
+        ({"trace": None}, "give one of --workload NAME"),
         ({"rps": "2", "rate_scale": 2.0}, "give one of --rps and --rate-scale"),
         ({"rps": "2,x"}, "--rps: '2,x' is not a comma-separated list"),
         ({"rps": "0"}, "--rps: '0' is not a list of different numbers above 0"),
