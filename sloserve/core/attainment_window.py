@@ -81,6 +81,19 @@ def attained(windows: Iterable[Stamps], now_s: float, span_s: float) -> Attainme
     return _counts(latest(windows, MAX_REQUESTS, now_s - span_s))
 
 
+def missed_targets(windows: Iterable[Stamps], now_s: float, span_s: float) -> dict[str, int]:
+    """Return how many requests that ended within the last ``span_s`` seconds missed each target; only the missed ones.
+
+    Args:
+        windows: The windows of one class, one of each process that serves it; they count as one window.
+        now_s: The present time, in epoch seconds.
+        span_s: Length of the span that ends now, in seconds.
+    """
+    ended = latest(windows, MAX_REQUESTS, now_s - span_s)
+    counts = {name: int(np.count_nonzero(_verdicts(ended, i) == 0b01)) for i, name in enumerate(TARGETS)}
+    return {name: count for name, count in counts.items() if count}
+
+
 def shown(windows: Iterable[Stamps], now_s: float) -> list[list[float | int | None]]:
     """Return for each of :data:`SHOWN_SPANS_S` the share of requests that met all targets, and how many had targets.
 

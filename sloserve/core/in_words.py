@@ -36,6 +36,7 @@ def due(left_s: float | None) -> str:
 def in_one_unit(seconds: Sequence[float | None]) -> tuple[str, list[str]]:
     """Return the durations of one column in the unit and with the decimals that suit the longest; empty for none.
 
+    Seconds go up to 1,000 and keep a decimal: a column often has a median of seconds beside a tail of minutes.
     ``inOneUnit`` of clients/page/src/dom.ts says the same; a test compares them.
 
     Returns: the unit, and a text for each duration; a negative one keeps its sign.
@@ -44,10 +45,10 @@ def in_one_unit(seconds: Sequence[float | None]) -> tuple[str, list[str]]:
     longest_s = max(known, default=0.0)
     if 0.0 < longest_s < 1.0:
         unit, factor = "ms", 1e3
-    elif longest_s < 120.0:
+    elif longest_s < 1000.0:
         unit, factor = "s", 1.0
     else:
         unit, factor = ("min", 1.0 / 60.0) if longest_s < 7200.0 else ("h", 1.0 / 3600.0)
     shown = longest_s * factor
-    decimals = 2 if shown < 9.995 else 1 if shown < 99.95 else 0
+    decimals = 2 if shown < 9.995 else 1 if shown < 99.95 or unit == "s" else 0
     return unit, ["" if one is None else f"{one * factor:.{decimals}f}" for one in seconds]

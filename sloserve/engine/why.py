@@ -99,7 +99,7 @@ SAYS: Final[Mapping[Why, str]] = {
     Why.PLAN_ALONE: "preempted by the plan",
     Why.QUEUE: "requests ahead of it: {figure}",
     Why.CLASS: "requests ahead of it: {of}, of more urgent classes: {figure}",
-    Why.GIVEN_UP: "it has missed a deadline, so others go first: {figure} that wait, {of} that run",
+    Why.GIVEN_UP: "it has missed a deadline; {figure} waiting and {of} running go first",
     Why.SHARE: "its tenant has had more than its share, so requests of others go first: {figure}",
 }
 """The sentence for each reason, with the two figures in their places."""
@@ -142,16 +142,19 @@ class Cause:
 def told_with_head(own: Cause, head: Cause) -> tuple[str, str | None]:
     """Return why a waiting request waits, as a sentence, and what an operator can do about it.
 
-    A request behind others waits for what holds up the first of the queue.
+    A request behind others waits for what holds up the first of the queue, also if others go first because it has
+    missed a deadline.
 
     Args:
         own: Cause of the request itself.
         head: Cause of the first request of the queue.
     """
     said = sentence(SAYS[own.why], own.figure, own.of) if own.why else ""
-    if own.why not in _OF_QUEUE or not head.why:
+    if own.why not in (*_OF_QUEUE, Why.GIVEN_UP) or not head.why:
         return said, NEXT_STEP.get(own.why)
     of_head = sentence(SAYS[head.why], head.figure, head.of)
+    if own.why is Why.GIVEN_UP:
+        return f"{of_head}, and requests that can still be in time go first", NEXT_STEP.get(head.why)
     return (f"{said}; the first of the queue waits: {of_head}" if said else of_head), NEXT_STEP.get(head.why)
 
 

@@ -116,6 +116,7 @@ class PlayedServer:
                 "priority: 62% of 96 in time within 60 s, 91% of 970 in time within 10 min; 12 with a missed "
                 "deadline, 11 of them waiting: all places are taken: 190 of 190 requests run",
             ],
+            "causes": ["all places are taken: 190 of 190 requests run"] * 2,
             "alarms": [True, False],
             "advice": [NEXT_STEP[Why.PLACES], None],
             "engines": [
@@ -265,12 +266,30 @@ class PlayedServer:
         ]
 
     def _tasks(self, now_s: float) -> list[dict[str, Any]]:
-        """Return a task that is late, and one without a deadline."""
-        late = {"calls": 7, "expected": 12, "open": 1, "began_s": now_s - 95.0, "due_s": now_s - 5.0, "tools_s": 19.0}
-        idle = {"calls": 2, "expected": None, "open": 0, "began_s": now_s - 40.0, "due_s": None, "tools_s": 30.0}
+        """Return a task that is late, one without a deadline, and one of which all calls have ended."""
+        late = {
+            "calls": 7,
+            "expected": 12,
+            "open": 1,
+            "began_s": now_s - 95.0,
+            "due_s": now_s - 5.0,
+            "tools_s": 19.0,
+            "called": False,
+        }
+        idle = {
+            "calls": 2,
+            "expected": None,
+            "open": 0,
+            "began_s": now_s - 40.0,
+            "due_s": None,
+            "tools_s": 30.0,
+            "called": False,
+        }
+        called = {**late, "expected": 7, "open": 0, "called": True}
         return [
             {"name": "3fa92c1b", "class": "interactive", **late},
             {"name": "00c1d2e3", "class": self.names.batch, **idle},
+            {"name": "77aa0b1c", "class": "interactive", **called},
         ]
 
     def _fleet(self, now_s: float) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The page in a real Chromium: no foreign request, no name of others becomes markup, it says why and survives.
 
 Needs node, the packages of ``clients/page`` (``npm ci`` there) and a Chromium; skipped without.
-``SLOSERVE_SCREENSHOTS=docs/images`` keeps the pictures, in which names are those of an ordinary deployment.
+``SLOSERVE_SCREENSHOTS=docs/images`` keeps the picture of a fleet's page, in which names are those of an ordinary
+deployment; the pictures of a server's page are those of a real one (``benchmarks.serving.watch_pictures``).
 """
 
 import asyncio
@@ -93,9 +94,6 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         pytest.skip("needs node, chromium and `npm ci` in clients/page")
     monkeypatch.setattr(live_feed, "EVERY_S", 0.05)
     keeps = os.environ.get("SLOSERVE_SCREENSHOTS")
-    folder = ROOT / keeps if keeps else tmp_path
-    folder.mkdir(exist_ok=True)
-
     names = PLAUSIBLE if keeps else HOSTILE
     played = PlayedServer(names)
 
@@ -111,7 +109,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 f"http://127.0.0.1:{port}/sloserve/",
                 KEY,
                 str(FRAMES),
-                str(folder),
+                str(tmp_path),
             ]
             done = await asyncio.to_thread(
                 subprocess.run, command, cwd=PAGE, capture_output=True, text=True, timeout=240, check=False
@@ -123,6 +121,8 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return {**found, "port": port}
 
     found = bounded.run(driven())
+    if keeps:
+        shutil.copy(tmp_path / "watch-fleet.png", ROOT / keeps)
     shown = "heap", "tasks", "long", "axe", "why", "overflow", "lanes", "fleetHeap", "inked"
     print({name: found[name] for name in shown})
     assert found["errors"] == [] and not found["formIsSeen"] and "refused" in found["refused"]
@@ -145,8 +145,8 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "sloserve 0.1.0, vLLM 0.32.0 · up 3.0 h" in found["about"]
     # Ten minutes of load are there at once, in figures and in charts.
     assert [name for name, *_ in found["tiles"]] == [
-        "Requests/s", "Output tokens/s", "Prompt tokens/s", "Running", "Queue", "KV cache used", "Prefix cache hits",
-        "Drafts accepted", "Step, ms", "GPU busy", "Power, W", "J per good request",
+        "Requests ended/s", "Output tokens/s", "Prompt tokens/s", "Running", "Queue", "KV cache used",
+        "Prefix cache hits", "Drafts accepted", "Step, ms", "GPU busy", "Power, W", "J per good request",
     ]  # fmt: skip
     assert all(value for _, value, _ in found["tiles"]) and found["tiles"][5][2] == "→ 75 ± 4 %"
     assert min(found["inked"]) > 0.6, found["inked"]
@@ -157,28 +157,29 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert second == ["acme", "98 % of 50", "99 %", "2", "12", "6", "12 of 50 %", "-8.7"] and third[0] == names.tenant
     assert re.fullmatch(r"\+1[12]\.\d", first[7]) and third[1:3] == ["–", "100 %"]
     assert found["badTenants"] == ["62 % of 90"] and found["moreTenants"] == "7 more tenants"
-    late, idle = found["openTasks"]
+    late, idle, called = found["openTasks"]
     assert late == ["3fa92c1b", "interactive", "5.00 late", "7 of 12", "1", "95.0", "20 %"]
-    assert idle[2:] == ["", "2", "0", "40.0", "75 %"] and idle[1] == names.batch
-    assert found["lateTasks"] == ["5.00 late"] and found["moreTasks"] == "7 more tasks"
+    assert idle[2:] == ["", "2", "0", "40.0", "75 %"] and called[2:4] == ["called", "7 of 7"] and idle[1] == names.batch
+    assert found["lateTasks"] == ["5.00 late"] and found["moreTasks"] == "6 more tasks"
     # Shares within predicted quantiles stand beside their bands; the ones outside say so in words.
     head, *rows = found["predictions"]
-    assert head == ["class", "time", "within p50", "within p90", "within p99", "p90 · 99 in p50", "judged"]
-    assert rows[0] == ["priority", "TTFT", "51.2 %", "89.3 %", "98.8 %", "2.1 · 4.4", "2,000"] and len(rows) == 6
-    assert rows[3][2:5] == ["47.1 %", "85.2 % low", "96.3 % low"] and rows[5][0] == names.batch
+    assert head == ["class", "time", "in p50, %", "in p90, %", "in p99, %", "p90 · 99 in p50", "judged"]
+    assert rows[0] == ["priority", "TTFT", "51.2", "89.3", "98.8", "2.1 · 4.4", "2,000"] and len(rows) == 6
+    assert rows[3][2:5] == ["47.1", "85.2 low", "96.3 low"] and rows[5][0] == names.batch
     assert found["marks"][0] == ["33.3%", "66.7%", "56.0%"] and found["marks"][11][2] == "0.0%"
     head, *rows = found["promises"]
-    assert head == ["class", "ended", "kept", "broken", "withdrawn", "broken, of allowed"]
+    assert head == ["class", "ended", "kept", "broken", "withdrawn", "broken of allowed, %"]
     assert rows == [
-        ["priority", "1,000", "983", "9", "8", "0.9 % of 1.0 %"],
-        ["interactive", "404", "371", "29", "4", "7.2 % of 1.1 %, too many"],
+        ["priority", "1,000", "983", "9", "8", "0.9 of 1.0"],
+        ["interactive", "404", "371", "29", "4", "7.2 of 1.1, too many"],
     ]
-    assert found["off"] == ["85.2 % low", "96.3 % low", "7.2 % of 1.1 %, too many"]
+    assert found["off"] == ["7.2 of 1.1, too many", "85.2 low", "96.3 low"]
     # Requests that can still be in time come first; the others are folded into a count that opens.
     assert re.match(r"Request 0-\d+ \((priority|interactive)\): waiting for .*, due in ", found["why"])
     assert found["why"].endswith("All places are taken: 190 of 190 requests run.")
     assert re.fullmatch(
-        r"▸ Show: \d+ requests have missed a deadline and cannot be in time any more \(interactive \d+, priority \d+\)",
+        r"▸ Show: \d+ requests have missed a deadline and cannot be in time any more \(interactive \d+, priority \d+\)"
+        r"(; \d+ of them are drawn)?",
         found["fold"],
     )
     assert found["unfold"].startswith("▾ Hide") and found["lanesHigh"][1] > found["lanesHigh"][0] + 300
@@ -194,6 +195,7 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["heap"][1] < found["heap"][0] * 1.25
     assert found["tasks"] > FRAMES and max(found["long"], default=0.0) < 50.0, found["long"]
     assert len(found["overflow"]) == 6 and max(found["overflow"]) <= 0
+    assert found["scrolls"] == []
     assert [one for one in found["axe"] if one[0] in ("serious", "critical")] == []
     assert found["lost"].startswith("Lost") and found["back"].startswith("Live")
     # After a reload the key is not asked for again; a fleet has its own page.

@@ -98,12 +98,13 @@ export function due(left_s: number | null): string {
   return left_s === null || left_s >= 0 ? duration(left_s) : `${duration(-left_s)} late`;
 }
 
-/** The durations of one column in the unit and with the decimals that suit the longest; empty for none. */
+/** The durations of one column in the unit and with the decimals that suit the longest; empty for none. Seconds go up to
+ * 1,000 and keep a decimal: a column often has a median of seconds beside a tail of minutes. */
 export function inOneUnit(seconds: (number | null)[]): [string, string[]] {
   const longest_s = Math.max(0, ...seconds.map((one) => Math.abs(one ?? 0)));
-  const [unit, factor]: [string, number] = longest_s > 0 && longest_s < 1 ? ["ms", 1e3] : longest_s < 120 ? ["s", 1]
+  const [unit, factor]: [string, number] = longest_s > 0 && longest_s < 1 ? ["ms", 1e3] : longest_s < 1000 ? ["s", 1]
     : longest_s < 7200 ? ["min", 1 / 60] : ["h", 1 / 3600];
-  const shown = longest_s * factor, decimals = shown < 9.995 ? 2 : shown < 99.95 ? 1 : 0;
+  const shown = longest_s * factor, decimals = shown < 9.995 ? 2 : shown < 99.95 || unit === "s" ? 1 : 0;
   return [unit, seconds.map((one) => (one === null ? "" : (one * factor).toFixed(decimals)))];
 }
 

@@ -5,24 +5,19 @@ import { COLOURS } from "./strips";
 
 let shown = "";
 
-/** How a class fares, and behind "N of them decoding:" why. */
-function told(text: string): { how: string; cause?: string } {
-  const [, how, cause] = /^(.*? of them [^:;]+): (.*)$/.exec(text) ?? [];
-  return how === undefined || cause === undefined ? { how: text } : { how, cause };
-}
-
 export function showHeadlines(view: View): void {
   const said = view["headlines"] as string[], alarms = view["alarms"] as boolean[] | undefined;
-  const advice = (view["advice"] ?? []) as (string | null)[], classes = view["classes"] as string[];
+  const advice = (view["advice"] ?? []) as (string | null)[], causes = (view["causes"] ?? []) as (string | null)[];
+  const classes = view["classes"] as string[];
   const now = JSON.stringify([said, alarms, advice]);
   if (now === shown) return;
   shown = now;
   const isAlarm = (i: number) => alarms?.[i] ?? true;
   const wrong = said.map((text, i) => {
     const name = classes.find((one) => text.startsWith(`${one}: `)), box = made("div", "", isAlarm(i) ? "alarm" : "warning");
-    const line = made("p"), { how, cause } = told(name === undefined ? text : text.slice(name.length + 2));
+    const line = made("p"), cause = causes[i] ?? "", how = cause === "" ? text : text.slice(0, -`: ${cause}`.length);
     if (name !== undefined) line.append(made("b", name, `chip k${classes.indexOf(name) % COLOURS.length}`), ": ");
-    line.append(how);
+    line.append(name === undefined ? how : how.slice(name.length + 2));
     box.append(line);
     for (const [what, says] of [["Cause", cause], ["Next step", advice[i]]] as const) {
       if (!says) continue;

@@ -1,9 +1,9 @@
 /** One lane a live request: what it did within the last minute, its deadline, and why it waits. Requests that can still
  * be in time come first; the ones that cannot are folded into a count. */
-import { byId, due } from "./dom";
+import { byId } from "./dom";
 import { Explanation } from "./explain";
 import type { View } from "./feed";
-import { byClass, type Parts, parts, reason, type Request, story } from "./requests";
+import { byClass, dueOf, inOrder, type Parts, parts, reason, type Request, story } from "./requests";
 import { axis, COLOURS, Courses, framed, hatched, seen, written } from "./strips";
 
 const HIGH = 18;
@@ -69,10 +69,14 @@ export class Lanes {
 
   private fold(): void {
     const { late } = this.found, button = byId<HTMLButtonElement>("late");
+    const counts = Object.entries((this.view?.["by_class"] ?? {}) as Record<string, { missed?: number }>).map(([name, one]): [string, number] => [name, one.missed ?? 0]);
+    const all = Math.max(counts.reduce((sum, [, n]) => sum + n, 0), late.length), isAll = all === late.length;
     button.hidden = late.length === 0;
     button.setAttribute("aria-expanded", String(this.isOpen));
-    const which = late.length === 1 ? "1 request has missed a deadline and cannot" : `${late.length} requests have missed a deadline and cannot`;
-    button.textContent = `${this.isOpen ? "▾ Hide" : "▸ Show"}: ${which} be in time any more (${byClass(late)})`;
+    const which = all === 1 ? "1 request has" : `${all.toLocaleString("en-US")} requests have`;
+    const each = isAll ? byClass(late) : inOrder(counts.filter(([, n]) => n > 0));
+    const drawn = isAll ? "" : `; ${late.length} of them are drawn`;
+    button.textContent = `${this.isOpen ? "▾ Hide" : "▸ Show"}: ${which} missed a deadline and cannot be in time any more (${each})${drawn}`;
   }
 
   /** Chooses the lane at `place`, or the next one in the direction of `step` where that is a heading. */
@@ -83,9 +87,10 @@ export class Lanes {
     if (one === undefined || typeof one === "string") return;
     this.chosen = one.key;
     this.wasLate = false;
-    const { box } = this, top = at * HIGH, room = this.canvas.clientHeight - axis.HIGH - 6;
+    // The first of its kind is shown with the heading above it.
+    const { box } = this, top = (typeof this.lines[at - 1] === "string" ? at - 1 : at) * HIGH, room = this.canvas.clientHeight - axis.HIGH - 6;
     if (top < box.scrollTop) box.scrollTop = top;
-    else if (top + HIGH > box.scrollTop + room) box.scrollTop = top + HIGH - room;
+    else if ((at + 1) * HIGH > box.scrollTop + room) box.scrollTop = (at + 1) * HIGH - room;
     this.draw();
     this.tell();
   }
@@ -104,7 +109,7 @@ export class Lanes {
     const view = this.view;
     if (view === undefined) return;
     const { to, wide, high, first, last, top, ink, bad, line, dim } = seen(this.canvas, byId("rest"), this.lines.length, HIGH, axis.HIGH);
-    const names = Math.min(150, wide * 0.33), isWide = wide > 900, left = isWide ? 80 : 58, says = isWide ? Math.min(wide * 0.42, 620) : 0;
+    const names = Math.min(150, wide * 0.33), isWide = wide > 900, left = isWide ? 96 : 86, says = isWide ? Math.min(wide * 0.42, 620) : 0;
     const bars = { from: names, to: wide - left - says - 8 };
     const x = (s: number) => bars.from + Math.min(Math.max((s - view.at_s + SPAN_S) / (SPAN_S + AHEAD_S), 0), 1) * (bars.to - bars.from);
     const marks = Array.from({ length: (SPAN_S + AHEAD_S) / LINE_EVERY_S + 1 }, (_, i) => i * LINE_EVERY_S - SPAN_S);
@@ -144,8 +149,9 @@ export class Lanes {
         to.fillStyle = bad;
         to.fillRect(x(one.due_s!), y + 2, 3, HIGH - 4);
       }
-      to.fillStyle = left_s !== null && left_s < 0 ? bad : ink;
-      written(to, due(left_s), bars.to + 8, y + HIGH / 2, left - 8);
+      const { text, isBad } = dueOf(one, view.at_s);
+      to.fillStyle = isBad ? bad : ink;
+      written(to, text, bars.to + 8, y + HIGH / 2, left - 8);
       to.fillStyle = dim;
       if (says > 0) written(to, reason(view, one), wide - says, y + HIGH / 2, says - 2);
     });

@@ -155,7 +155,7 @@ function reported(report: Report): void {
   const rows = Object.entries(report.targets ?? {}).map(([name, target]) => {
     const met = report.met?.[name.replace("_ms", "")];
     const got = report.achieved?.[name];
-    return [called(name), String(target), got === undefined ? "" : String(got),
+    return [called(name), String(target), got === undefined ? "–" : String(got),
       { text: met === undefined ? "" : met ? "met" : "missed", look: met === false ? ("bad" as const) : undefined }];
   });
   for (const name of ["outcome", "qoe", "waited_ms", "evictions", "preempted_ms", "paused_ms", "output_tokens"]) {

@@ -20,13 +20,13 @@ export function showPredictions(view: View): void {
   }));
   byId("by-prediction").hidden = rows.length === 0;
   const names = levels.map((level) => `p${+(level * 100).toFixed(1)}`);
-  if (rows.length > 0) table(byId("predictions"), 2, ["class", "time", ...names.map((name) => `within ${name}`), `${names.slice(1).join(" · ").replace(/ p/g, " ")} in p50`, "judged"], rows);
+  if (rows.length > 0) table(byId("predictions"), 2, ["class", "time", ...names.map((name) => `in ${name}, %`), `${names.slice(1).join(" · ").replace(/ p/g, " ")} in p50`, "judged"], rows);
   const promised = classes.flatMap((name, i) => {
     const one = byClass[name]?.promises;
     return one ? [[chip(name, i), count(one.kept + one.broken + one.withdrawn), count(one.kept), count(one.broken), count(one.withdrawn), broken(one)]] : [];
   });
   byId("by-promise").hidden = promised.length === 0;
-  if (promised.length > 0) table(byId("promises"), 1, ["class", "ended", "kept", "broken", "withdrawn", "broken, of allowed"], promised);
+  if (promised.length > 0) table(byId("promises"), 1, ["class", "ended", "kept", "broken", "withdrawn", "broken of allowed, %"], promised);
 }
 
 function chip(text: string, i: number): Cell {
@@ -49,5 +49,5 @@ function broken(one: Promises): Cell {
 }
 
 function fine(share: number): string {
-  return `${(share * 100).toFixed(1)} %`;
+  return (share * 100).toFixed(1);
 }

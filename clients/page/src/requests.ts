@@ -46,7 +46,9 @@ export function parts(view: View): Parts {
       isLost: at["missed"] === undefined ? due_s !== null && due_s < view.at_s : Boolean(value("missed")),
     };
   });
-  all.sort((a, b) => (a.due_s ?? Infinity) - (b.due_s ?? Infinity) || a.ahead - b.ahead || a.arrival_s - b.arrival_s);
+  // A request that is behind its pace comes after those that are not, and the farther behind the later.
+  const from = (one: Request) => (one.due_s === null ? Infinity : one.due_s >= view.at_s || one.isLost || one.output === 0 ? one.due_s : 1e12 + view.at_s - one.due_s);
+  all.sort((a, b) => from(a) - from(b) || (a.due_s ?? Infinity) - (b.due_s ?? Infinity) || a.ahead - b.ahead || a.arrival_s - b.arrival_s);
   return {
     waiting: all.filter((one) => !one.isLost && HELD_UP.has(one.phase)),
     served: all.filter((one) => !one.isLost && !HELD_UP.has(one.phase)),
@@ -58,7 +60,18 @@ export function parts(view: View): Parts {
 export function byClass(requests: Request[]): string {
   const counts = new Map<string, number>();
   for (const one of requests) counts.set(one.name, (counts.get(one.name) ?? 0) + 1);
-  return [...counts].sort((a, b) => b[1] - a[1]).map(([name, n]) => `${name} ${n}`).join(", ");
+  return inOrder([...counts]);
+}
+
+export function inOrder(counts: [string, number][]): string {
+  return counts.sort((a, b) => b[1] - a[1]).map(([name, n]) => `${name} ${n.toLocaleString("en-US")}`).join(", ");
+}
+
+/** How long it is until a request's next deadline. A next token that is overdue can be made up for: it is behind its pace. */
+export function dueOf(one: Request, at_s: number): { text: string; isBad: boolean } {
+  const left_s = one.due_s === null ? null : one.due_s - at_s;
+  if (left_s === null || left_s >= 0) return { text: duration(left_s), isBad: false };
+  return one.isLost || one.output === 0 ? { text: due(left_s), isBad: true } : { text: `${duration(-left_s)} behind`, isBad: false };
 }
 
 /** A cause as the server says it, with its figures. */
@@ -76,8 +89,8 @@ export function reason(view: View, one: Request): string {
 
 /** All that is known of one request. */
 export function story(view: View, one: Request): string {
-  const left = one.due_s === null ? null : one.due_s - view.at_s;
-  const when = left === null ? "" : `, ${left < 0 ? "" : "due in "}${due(left)}`;
+  const { text } = dueOf(one, view.at_s), isAhead = one.due_s !== null && one.due_s >= view.at_s;
+  const when = text === "" ? "" : `, ${isAhead ? "due in " : ""}${text}${text.endsWith("behind") ? " its pace" : ""}`;
   const why = one.phase === "decode" && one.why === 0 ? "" : reason(view, one);
   return `Request ${one.key} (${one.name}): ${one.says} for ${duration(view.at_s - one.since_s)}${when}; ` +
     `${figure(one.prompt)} prompt tokens, ${figure(one.output)} output.` + (why === "" ? "" : ` ${why.charAt(0).toUpperCase()}${why.slice(1)}.`);

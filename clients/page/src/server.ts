@@ -95,7 +95,7 @@ function told(view: View, engine: Engine): Cell[] {
   const found: Cell[] = [{ text: parts.join(", ") }];
   if (engine.plans_off !== null) found.push({ text: `vLLM schedules by itself, without plans: ${engine.plans_off}`, look: "held" });
   const held = said(view, ...engine.held_up);
-  if (engine.held_up[0] > 0 && !(view["headlines"] as string[]).some((one) => one.endsWith(held))) found.push({ text: `The first in the queue waits: ${held}.`, look: "held" });
+  if (engine.held_up[0] > 0 && !(view["headlines"] as string[]).some((one) => one.includes(held))) found.push({ text: `The first in the queue waits: ${held}.`, look: "held" });
   return found;
 }
 

@@ -17,7 +17,7 @@ export const brief = (value: number): string =>
 const whole = (value: number) => value.toLocaleString("en-US");
 
 export const SERVER: Tile[] = [
-  { name: "Requests/s", column: "requests_per_s", said: brief },
+  { name: "Requests ended/s", column: "requests_per_s", said: brief },
   { name: "Refused/s", column: "refused_per_s", said: brief, ifAny: true },
   { name: "Output tokens/s", column: "output_tokens_per_s", said: brief },
   { name: "Prompt tokens/s", column: "prompt_tokens_per_s", said: brief },
@@ -33,7 +33,7 @@ export const SERVER: Tile[] = [
 ];
 
 export const FLEET: Tile[] = [
-  { name: "Requests/s", column: "requests_per_s", said: brief },
+  { name: "Requests ended/s", column: "requests_per_s", said: brief },
   { name: "Refused/s", column: "refused_per_s", said: brief, ifAny: true },
   { name: "Output tokens/s", column: "output_tokens_per_s", said: brief },
   { name: "Prompt tokens/s", column: "prompt_tokens_per_s", said: brief },

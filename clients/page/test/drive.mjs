@@ -186,12 +186,15 @@ const stored = () => page.evaluate(() => JSON.stringify([{ ...localStorage }, { 
 found.stored = await stored();
 found.address = page.url();
 found.overflow = [];
+found.scrolls = [];
 for (const [width, height] of [[360, 740], [1280, 960], [1920, 1080]]) {
   await page.setViewportSize({ width, height });
   for (const colorScheme of ["light", "dark"]) {
     await page.emulateMedia({ colorScheme });
     await page.waitForTimeout(300);
     found.overflow.push(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth));
+    found.scrolls.push(...await page.evaluate(([width, colour]) => [...document.querySelectorAll("#main .wide")].filter((one) => one.scrollWidth > one.clientWidth + 1)
+      .map((one) => `${one.id} at ${width} ${colour}: ${one.scrollWidth} of ${one.clientWidth}`), [width, colorScheme]));
     if (kept.includes(`${width} ${colorScheme}`)) await picture(`watch-${colorScheme}-${width}.png`);
   }
 }

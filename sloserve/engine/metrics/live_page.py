@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from sloserve.core.arrays import FloatArray, IntArray
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.engine.metrics.page_folder import LIVE, PageFile
 from sloserve.engine.metrics.page_memory import PageMemory, found
 from sloserve.engine.why import Cause, RequestPhase, Why
@@ -42,6 +42,9 @@ ROW: Final = (
 - ``missed``: 1 if it has missed the deadline of its first token or of its whole output, so that it will not be in time.
 - ``why``, ``figure``, ``of``: its :class:`~sloserve.engine.why.Cause`.
 """
+
+_SAVABLE_SHARE: Final = 0.75
+"""Part of the drawn requests that is kept for the ones that can still be in time."""
 
 _WATCHED_UNTIL, _WRITTEN = 0, 1
 _SLOTS = 2
@@ -195,6 +198,36 @@ class LiveReader:
             foreseen=foreseen,
             rows=slots[layout.rows : layout.rows + drawn * len(ROW)].reshape(drawn, len(ROW)),
         )
+
+
+def drawn_first(due_s: FloatArray, class_id: IntArray, missed: BoolArray, most: int) -> IntArray:
+    """Return the places of the requests to draw where there are more than ``most``, ``[at most most]``.
+
+    Requests that can still be in time get three quarters of the room, the nearest deadline first: an operator can do
+    something for them. Of the others each class gets the same number, the longest past first, so that none hides the
+    causes of another. What one part leaves goes to the other one.
+
+    Args:
+        due_s: Next deadline of each request, nan for none, ``[n]``.
+        class_id: Class of each request, ``[n]``.
+        missed: Whether each request has missed a deadline, ``[n]``.
+        most: Most requests to draw.
+    """
+    order = np.argsort(due_s, kind="stable")
+    savable, lost = order[~missed[order]], order[missed[order]]
+    lost = lost[np.argsort(_rank_in_class(class_id[lost]), kind="stable")]
+    room = max(min(lost.size, most - savable.size), min(lost.size, round((1.0 - _SAVABLE_SHARE) * most)))
+    found: IntArray = np.concatenate((savable[: most - room], lost[:room]))
+    return found
+
+
+def _rank_in_class(class_id: IntArray) -> IntArray:
+    """Return for each place how many places before it are of the same class, ``[n]``."""
+    found = np.zeros(class_id.size, np.int64)
+    for one in np.unique(class_id).tolist():
+        here = class_id == one
+        found[here] = np.arange(np.count_nonzero(here))
+    return found
 
 
 def find_live_pages(folder: Path | None = None) -> list[LiveReader]:

@@ -5,7 +5,6 @@ over all API processes.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +13,25 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.attainment_window import SHOWN_SPANS_S, shown
+from sloserve.core.attainment_window import SHOWN_SPANS_S, missed_targets, shown
 from sloserve.core.clock import Clock
 from sloserve.core.latency_window import quantiles_s
 from sloserve.core.predicted import LEVELS
 from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
-from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, find_live_pages
-from sloserve.engine.metrics.live_state import BAD, FINE, burn_rates, in_time, state_of
+from sloserve.engine.metrics.live_headlines import headlines, is_late
+from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, drawn_first, find_live_pages
+from sloserve.engine.metrics.live_state import burn_rates, state_of
 from sloserve.engine.metrics.prediction_view import predictions_now, promises_now
 from sloserve.engine.metrics.process_page import LATENCIES, Board
 from sloserve.engine.metrics.task_page import OpenTasks
 from sloserve.engine.metrics.task_view import MOST_SHOWN as MOST_TASKS_SHOWN
 from sloserve.engine.metrics.task_view import tasks_now
 from sloserve.engine.metrics.tenant_view import tenants_now
-from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Cause, RequestPhase, Why, told_with_head
+from sloserve.engine.why import PHASE_IN_WORDS, SAYS, Cause, RequestPhase, Why
 
 COLUMNS: Final = tuple(name for name in ROW if name != "number")
 """Columns of a row; its key is the rank and the number."""
-_DUE, _PHASE, _CLASS, _WHY, _MISSED = (ROW.index(name) for name in ("due_s", "phase", "class_id", "why", "missed"))
-_NUMBER = ROW.index("number")
+_DUE, _CLASS, _MISSED, _NUMBER = (ROW.index(name) for name in ("due_s", "class_id", "missed", "number"))
 
 
 class LiveView:
@@ -79,6 +78,7 @@ class LiveView:
         pairs = [(page, frames.get(page.pid)) for page in figures if page.alive]
         self._planned = {page.pid: _Planned.of(page, self._planned.get(page.pid)) for page, _ in pairs}
         each = MOST_ROWS // max(len(pairs), 1)
+        tenants = tenants_now([page for page, _ in pairs], self._boards(), now_s)
         rows: dict[str, list[Any]] = {}
         for page, frame in pairs:
             if frame is not None:
@@ -98,9 +98,9 @@ class LiveView:
             "engines": [self._engine(page, frame, each) for page, frame in pairs],
             "rows": rows,
             **self._parts(),
-            **tenants_now([page for page, _ in pairs], self._boards(), now_s),
+            **tenants,
             **tasks_now(self._tasks(MOST_TASKS_SHOWN), self._classes, at_s, now_s),
-            **self._classes_now([frame for _, frame in pairs if frame is not None], at_s, now_s),
+            **self._classes_now([frame for _, frame in pairs if frame is not None], tenants["tenants"], at_s, now_s),
         }
 
     def _frames(self, now_s: float) -> dict[int, Frame | None]:
@@ -128,27 +128,24 @@ class LiveView:
             "kv": None if frame is None else _kv(frame),
         }
 
-    def _classes_now(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, Any]:
-        """Return figures of the classes, and sentences about the classes that are not fine.
-
-        ``by_class`` holds the figures, ``headlines`` the sentences, the class with the highest burn rate first,
-        ``alarms`` whether each class is bad, and ``advice`` what an operator can do about each, if anything.
+    def _classes_now(
+        self, frames: Sequence[Frame], tenants: Sequence[Mapping[str, Any]], at_s: float, now_s: float
+    ) -> dict[str, Any]:
+        """Return figures of the classes as ``by_class``, and sentences about the classes that are not fine.
 
         Args:
             frames: Frames of the engines.
+            tenants: Rows of the tenants.
             at_s: The present time, in epoch seconds.
             now_s: The present time by the monotonic clock, in seconds.
         """
         by_class = self._by_class(frames, at_s, now_s)
-        wrong = [(i, name, by_class[name]) for i, name in enumerate(self._classes) if by_class[name]["state"] != FINE]
-        wrong.sort(key=lambda one: (one[2]["state"] != BAD, -(one[2]["burn"][0] or 0.0), one[0]))
-        told = [_headline(frames, i, name, one, at_s) for i, name, one in wrong]
-        return {
-            "by_class": by_class,
-            "headlines": [said for said, _ in told],
-            "alarms": [one["state"] == BAD for _, _, one in wrong],
-            "advice": [next_step for _, next_step in told],
+        boards = list(self._boards())
+        missed = {
+            name: missed_targets((board.ended[i] for board in boards), now_s, SHOWN_SPANS_S[0])
+            for i, name in enumerate(self._classes)
         }
+        return {"by_class": by_class, **headlines(frames, by_class, missed, tenants, at_s)}
 
     def _by_class(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, dict[str, Any]]:
         boards = list(self._boards())
@@ -176,31 +173,6 @@ class LiveView:
         return found
 
 
-def _headline(
-    frames: Sequence[Frame], class_id: int, name: str, figures: Mapping[str, Any], at_s: float
-) -> tuple[str, str | None]:
-    """Return how a class fares and what holds its requests up, as a sentence, and what an operator can do about it.
-
-    Args:
-        frames: Frames of the engines.
-        class_id: Number of the class.
-        name: Name of the class.
-        figures: Figures of the class, as ``by_class`` has them.
-        at_s: The present time, in epoch seconds.
-    """
-    parts = [in_time(figures["attained"])]
-    late, missed = figures["late"], figures["missed"]
-    if late or missed:
-        what = "with a missed deadline" if missed else "late"
-        parts.append(f"{max(late, missed):,} {what}")
-    said, next_step = f"{name}: {'; '.join(filter(None, parts))}", None
-    mostly = _mostly(frames, class_id, at_s)
-    if mostly is not None:  # none of them is drawn otherwise
-        phase, count, (why, next_step) = mostly
-        said += f", {count} of them {PHASE_IN_WORDS[phase]}" + (f": {why}" if why else "")
-    return said, next_step
-
-
 @dataclass(frozen=True, slots=True)
 class _Planned:
     """What an engine's plans took up to the last reading.
@@ -224,41 +196,15 @@ class _Planned:
 def _rows(rank: int, frame: Frame, most: int) -> dict[str, list[Any]]:
     rows = frame.rows
     if len(rows) > most:
-        rows = rows[np.sort(np.argsort(rows[:, _DUE], kind="stable")[:most])]
+        missed = rows[:, _MISSED] > 0.0
+        rows = rows[np.sort(drawn_first(rows[:, _DUE], rows[:, _CLASS].astype(np.int64), missed, most))]
     columns = [i for i in range(len(ROW)) if i != _NUMBER]
     return {f"{rank}-{int(row[_NUMBER])}": [_known(row[i]) for i in columns] for row in rows.tolist()}
 
 
-def _mostly(
-    frames: Sequence[Frame], class_id: int, at_s: float
-) -> tuple[RequestPhase, int, tuple[str, str | None]] | None:
-    """Return the phase of most requests of a class that are late, their number, and why the latest of them is held up.
-
-    The reason comes with what an operator can do about it. If no request is late now, requests that have missed a
-    deadline are taken. The result is ``None`` if no such request is drawn.
-    """
-    is_late = [_is_late(frame, class_id, at_s) for frame in frames]
-    if not any(one.any() for one in is_late):
-        is_late = [(frame.rows[:, _CLASS] == class_id) & (frame.rows[:, _MISSED] > 0.0) for frame in frames]
-    late = [(row, frame) for frame, of in zip(frames, is_late, strict=True) for row in frame.rows[of]]
-    if not late:
-        return None
-    ((phase, count),) = Counter(int(row[_PHASE]) for row, _ in late).most_common(1)
-    row, frame = min((one for one in late if one[0][_PHASE] == phase), key=lambda one: float(one[0][_DUE]))
-    own = Cause(Why(int(row[_WHY])), float(row[_WHY + 1]), float(row[_WHY + 2]))
-    head = frame.head if phase == RequestPhase.WAITING else Cause()
-    return RequestPhase(phase), count, told_with_head(own, head)
-
-
-def _is_late(frame: Frame, class_id: int, at_s: float) -> NDArray[np.bool_]:
-    """Return which drawn requests of a class are late at ``at_s``, or were when the frame was made."""
-    found: NDArray[np.bool_] = (frame.rows[:, _CLASS] == class_id) & (frame.rows[:, _DUE] < max(at_s, frame.at_s))
-    return found
-
-
 def _is_newly_late(frame: Frame, class_id: int, at_s: float) -> NDArray[np.bool_]:
     """Return which drawn requests of a class became late since the frame was made, which its own count leaves out."""
-    return _is_late(frame, class_id, at_s) & (frame.rows[:, _DUE] >= frame.at_s)
+    return is_late(frame, class_id, at_s) & (frame.rows[:, _DUE] >= frame.at_s)
 
 
 def _known(value: float) -> float | int | None:

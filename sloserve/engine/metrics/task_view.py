@@ -13,6 +13,9 @@ _NAME_BITS: Final = 32
 def tasks_now(found: OpenTasks, classes: Sequence[str], at_s: float, now_s: float) -> dict[str, Any]:
     """Return the tasks that have not ended, the one that is due first at the front.
 
+    A task of which all calls that its client expects have ended is ``called``, and comes after the others: it waits for
+    no deadline, since usually no call follows.
+
     ``tasks`` holds a row for each task of ``found``, ``open_tasks`` the number of all.
 
     Args:
@@ -32,9 +35,11 @@ def tasks_now(found: OpenTasks, classes: Sequence[str], at_s: float, now_s: floa
             "began_s": round(at_s - (now_s - task.began_s), 1),
             "due_s": None if task.due_s is None else round(at_s + (task.due_s - now_s), 1),
             "tools_s": round(task.tools_s, 1),
+            "called": task.hint is not None and task.calls >= task.hint and not task.open,
         }
 
+    rows = [row(key, task) for key, task in found.least_slack.items()]
     return {
-        "tasks": [row(key, task) for key, task in found.least_slack.items()],
+        "tasks": sorted(rows, key=lambda one: bool(one["called"])),
         "open_tasks": sum(found.of_class),
     }

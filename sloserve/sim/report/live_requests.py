@@ -22,8 +22,20 @@ def _by_due(row: Row) -> tuple[Any, ...]:
     return row["due_s"] is None, row["due_s"] or row["since_s"]
 
 
+def _by_what_is_left(row: Row) -> tuple[Any, ...]:
+    """Return the key that puts requests behind their pace after the others, the farther behind the later."""
+    if _is_behind(row):
+        return True, -row["left_s"]
+    return False, *_by_due(row)
+
+
+def _is_behind(row: Row) -> bool:
+    """Return whether the next token is overdue, which can be made up for."""
+    return not row["is_lost"] and row["output_tokens"] > 0 and (row["left_s"] or 0.0) < 0.0
+
+
 SORTS: Final[Mapping[str, Callable[[Row], tuple[Any, ...]]]] = {
-    "what can be done": lambda row: (row["is_lost"], not row["waits"], *_by_due(row)),
+    "what can be done": lambda row: (row["is_lost"], not row["waits"], *_by_what_is_left(row)),
     "deadline": _by_due,
     "class": lambda row: (row["class"], *_by_due(row)),
     "phase": lambda row: (row["phase"], *_by_due(row)),
@@ -69,18 +81,22 @@ def requests(view: View, most: int, choice: ShownRows, *, is_narrow: bool) -> Re
     shown.sort(key=SORTS[choice.sort])
     drawn, notes = shown[:most], []
     if late and not choice.late:
-        counts = Counter(row["class"] for row in late).most_common()
-        by_class = ", ".join(f"{name} {n}" for name, n in counts)
-        which = "1 request has" if len(late) == 1 else f"{len(late)} requests have"
-        notes.append(
-            plain(f"{which} missed a deadline and cannot be in time any more ({by_class}); l shows them", DIM, 300)
-        )
+        counts = _late_by_class(view, late)
+        by_class = ", ".join(f"{name} {n:,}" for name, n in counts.most_common())
+        which = "1 request has" if counts.total() == 1 else f"{counts.total():,} requests have"
+        notes.append(plain(f"{which} missed a deadline and cannot be in time any more ({by_class})", DIM, 300))
     if choice.filter:
         notes.append(plain(f"filter {choice.filter!r}: {len(shown)} of {len(rows)}", DIM, 300))
     if len(shown) > most:
         notes.append(Text(f"{len(shown) - most} more rows", DIM))
     # The counts come first: a terminal that is too low cuts what is last.
     return Group(*notes, *([_table(view, drawn, is_narrow)] if drawn else []))
+
+
+def _late_by_class(view: View, drawn: Sequence[Row]) -> Counter[str]:
+    """Return how many requests of each class have missed a deadline, also the ones that are not drawn."""
+    found = Counter(str(row["class"]) for row in drawn)
+    return found | Counter({str(name): one.get("missed", 0) for name, one in view["by_class"].items()})
 
 
 def _told(view: View, key: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +127,10 @@ def _has(row: Row, text: str) -> bool:
 
 def _table(view: View, rows: Sequence[Row], is_narrow: bool) -> RenderableType:
     due_name, dues = due_column("due in", [row["left_s"] for row in rows])
+    dues = [
+        Text(due.plain.replace("late", "behind"), HELD_UP) if _is_behind(row) else due
+        for due, row in zip(dues, rows, strict=True)
+    ]
     unit, since = in_one_unit([max(view["at_s"] - row["since_s"], 0.0) for row in rows])
     figures = (due_name,) if is_narrow else (f"for, {unit}", due_name, "prompt", "output", "ahead")
     found = table(("request", "class", "phase"), figures)

@@ -36,7 +36,7 @@ _BAR: Final = 30
 _MOST_TASKS: Final = 5
 """The most tasks on a screen, which has to have room for requests as well."""
 _LOAD: Final = {
-    "requests_per_s": "{} requests/s",
+    "requests_per_s": "{} requests ended/s",
     "refused_per_s": "{} refused/s",
     "output_tokens_per_s": "{} output tokens/s",
     "prompt_tokens_per_s": "{} prompt tokens/s",
@@ -136,7 +136,7 @@ def _engines(view: View) -> Iterable[RenderableType]:
         if engine["kv"]:
             yield _kv(engine["kv"], view["near"])
         held_up = reason(view, engine["held_up"])
-        if engine["held_up"][0] and not any(said.endswith(held_up) for said in view["headlines"]):
+        if engine["held_up"][0] and not any(held_up in said for said in view["headlines"]):
             yield Text("the first in the queue waits: " + held_up, HELD_UP)
         if engine["drawn"] < engine["live"]:
             yield Text(f"{engine['drawn']:,} of {engine['live']:,} requests are drawn", DIM)
@@ -148,7 +148,10 @@ def _verdict(shadow: Mapping[str, Any]) -> str:
     alike = "" if agreement is None else f" decides alike in {agreement:.0%} of the cases"
     if gain is None:
         return alike
-    return f"{alike}, {abs(gain) * 100:.0f} points {'more' if gain >= 0 else 'fewer'} in time"
+    points = round(abs(gain) * 100)
+    return f"{alike}, " + (
+        f"{points} points {'more' if gain >= 0 else 'fewer'} in time" if points else "as many in time"
+    )
 
 
 def _kv(kv: Mapping[str, Any], near: Sequence[int]) -> Text:
@@ -189,7 +192,7 @@ def _how_they_fare(view: View, most_chars: int) -> Table:
 
 
 def _promises(view: View, most_chars: int) -> Iterable[Text]:
-    """Return a line for each class with promises, and one for each of its predictions that is off its band."""
+    """Return a line for each class with promises, and one on its predictions that are off their bands."""
     for name, one in view["by_class"].items():
         promises = one.get("promises")  # an older server and a fleet have none
         if promises:
@@ -201,21 +204,24 @@ def _promises(view: View, most_chars: int) -> Iterable[Text]:
                 share = f"; {promises['broken_share']:.1%} broken, {promises['allowed_share']:.1%} allowed"
                 line.append(share, BAD if promises["off"] else DIM)
             yield line
-        for figure_name, heading in _LATENCIES.items():
-            yield from _off_band(view, plain(name, most_chars=most_chars), heading, one, figure_name)
+        off = [said for key, heading in _LATENCIES.items() for said in _off_band(view, heading, one, key)]
+        if off:
+            line = Text.assemble("predictions for ", plain(name, most_chars=most_chars), " are off: ", style=HELD_UP)
+            yield line.append(", ".join(off))
 
 
-def _off_band(view: View, name: Text, heading: str, of_class: Mapping[str, Any], key: str) -> Iterable[Text]:
-    """Return a line on the shares within predicted quantiles of one latency that lie outside their bands."""
+def _off_band(view: View, heading: str, of_class: Mapping[str, Any], key: str) -> Iterable[str]:
+    """Return the share within that predicted quantile of one latency that lies farthest outside its band, in words."""
     found = (of_class.get("predicted") or {}).get(key)
     if found is None or not any(found["off"]):
         return
-    off = (
-        f"{share:.1%} of requests within p{100 * level:g}"
-        for share, level, is_off in zip(found["within"], view["levels"], found["off"], strict=True)
+    off = [
+        (abs(share - level) / max(band, 1e-9), share, level)
+        for share, level, band, is_off in zip(found["within"], view["levels"], found["band"], found["off"], strict=True)
         if is_off
-    )
-    yield Text.assemble(f"predicted {heading} of ", name, f" is off: {', '.join(off)}", style=HELD_UP)
+    ]
+    _, share, level = max(off)
+    yield f"{heading} ({share:.1%} within p{100 * level:g})"
 
 
 def latency(name: str, quantiles_s: Sequence[Sequence[float] | None]) -> tuple[str, list[str]]:
@@ -271,7 +277,8 @@ def _tasks(view: View, most_chars: int) -> Iterable[RenderableType]:
     since_s = [max(view["at_s"] - one["began_s"], 0.0) for one in tasks]
     unit, since = in_one_unit(since_s)
     due_name, dues = due_column(
-        "due in", [None if one["due_s"] is None else one["due_s"] - view["at_s"] for one in tasks]
+        "due in",
+        [None if one["due_s"] is None or one.get("called") else one["due_s"] - view["at_s"] for one in tasks],
     )
     found = table(("task", "class"), (due_name, "calls", "running", f"for, {unit}", "tools"))
     for at, one in enumerate(tasks):
@@ -279,7 +286,7 @@ def _tasks(view: View, most_chars: int) -> Iterable[RenderableType]:
         found.add_row(
             plain(one["name"], most_chars=CLASS_CHARS),
             plain(one["class"], most_chars=most_chars),
-            dues[at],
+            Text("called", DIM) if one.get("called") else dues[at],
             f"{one['calls']}{expected}",
             count(one["open"]),
             since[at],

@@ -13,7 +13,8 @@ from sloserve.core.errors import ConfigError
 
 _OTHER_LINES: Final = 24
 """The number of lines of a screen beside the rows of requests."""
-_MOST_ROWS: Final = 200
+_MOST_ROWS: Final = 40
+"""The most rows of requests that ``status`` prints."""
 
 UrlFlag = Annotated[str, typer.Option(help="Where the server or the gateway is reached.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -42,14 +43,13 @@ def status(
     from rich.console import Console
 
     from sloserve.client.watching import LostServer, watch
-    from sloserve.sim.report.live_requests import ShownRows
     from sloserve.sim.report.live_screen import screen
 
     console = Console(highlight=False)
     try:
         with _of_this_version(url):
             view = _settled(watch(url, _admin_key()))
-            shown = None if as_json else screen(view, _MOST_ROWS, console.width, ShownRows(late=True))
+            shown = None if as_json else screen(view, _MOST_ROWS, console.width)
     except LostServer as error:
         raise ConfigError(str(error)) from error
     if as_json:
@@ -96,12 +96,14 @@ def show(url: str) -> None:
     """Show the feed of the server or gateway at ``url`` until a key ends it."""
     from rich.console import Console, RenderableType
 
+    from sloserve.client.http_clients import host_of
     from sloserve.client.watching import watch
     from sloserve.sim.report.live_screen import screen
     from sloserve.sim.report.top_keys import TopState
     from sloserve.sim.report.top_screen import run
 
     key = _admin_key()
+    host_of(url)  # a wrong address is refused before the screen is cleared
 
     def drawn(view: dict[str, Any], console: Console, state: TopState) -> RenderableType:
         rows = max(console.height - _OTHER_LINES, 3)

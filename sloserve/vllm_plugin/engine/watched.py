@@ -13,7 +13,7 @@ from vllm.v1.request import Request, RequestStatus
 from sloserve.core.arrays import BoolArray, FloatArray, IntArray
 from sloserve.core.kernels.requests import counts_of, slots_found
 from sloserve.core.slo import ClassTable
-from sloserve.engine.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter
+from sloserve.engine.metrics.live_page import FRAME_EVERY_S, MOST_ROWS, NEAR, ROW, Frame, LiveWriter, drawn_first
 from sloserve.engine.planner import Planner
 from sloserve.engine.why import Cause, QueueRows, RequestPhase, StepDone, Why, preempted_for, queue_causes
 from sloserve.lso.forecast import OCCUPANCY_COLUMNS, counted_once, occupancy
@@ -203,7 +203,7 @@ class _Live:
         return first
 
     def rows(self, step: StepDone, head: Cause) -> FloatArray:
-        """Return the requests to draw, by number: the ones with the nearest deadline, or the one longest past.
+        """Return the requests to draw, by number, see :func:`~sloserve.engine.metrics.live_page.drawn_first`.
 
         Args:
             step: What the step leaves.
@@ -211,7 +211,7 @@ class _Live:
         """
         drawn = np.arange(len(self._requests))
         if drawn.size > MOST_ROWS:
-            drawn = np.argsort(self.due_s, kind="stable")[:MOST_ROWS]
+            drawn = drawn_first(self.due_s, self.class_id, self.missed, MOST_ROWS)
         drawn = drawn[np.argsort(self._static[drawn, 0])]
         rows = np.empty((drawn.size, len(ROW)))
         static = self._static[drawn]

@@ -15,6 +15,7 @@ from sloserve.engine.metrics.live_page import (
     Frame,
     LiveReader,
     LiveWriter,
+    drawn_first,
     find_live_pages,
 )
 from sloserve.engine.why import Cause, RequestPhase, Why
@@ -111,3 +112,19 @@ def test_a_frame_that_is_overwritten_while_it_is_read_is_read_again(
 def test_a_page_takes_little_memory(page: tuple[LiveWriter, LiveReader], tmp_path: Path) -> None:
     (file,) = tmp_path.iterdir()
     assert file.suffix == live_page.LIVE and file.stat().st_size < 64 * 1024
+
+
+def test_requests_that_can_still_be_in_time_are_drawn_beside_late_ones_of_every_class() -> None:
+    """300 late requests of one class, which are due first, 50 of another, and 400 that can still be in time."""
+    class_id = np.repeat([0, 1, 2], [300, 50, 400])
+    due_s = np.concatenate((np.arange(300.0), 200.0 + np.arange(50.0), 1000.0 + np.arange(400.0)[::-1]))
+    missed = class_id < 2
+    drawn = drawn_first(due_s, class_id, missed, 200)
+    assert np.bincount(class_id[drawn]).tolist() == [25, 25, 150] and np.unique(drawn).size == 200
+    assert due_s[drawn[class_id[drawn] == 2]].max() == 1149.0 and due_s[drawn[class_id[drawn] == 0]].max() == 24.0
+    # What one part leaves goes to the other one.
+    assert np.bincount(class_id[drawn_first(due_s[:350], class_id[:350], missed[:350], 200)]).tolist() == [150, 50]
+    few = np.flatnonzero(class_id == 2)
+    assert drawn_first(due_s[few], class_id[few], missed[few], 200).size == 200
+    few = np.concatenate((np.arange(200), few[:10]))
+    assert np.bincount(class_id[few][drawn_first(due_s[few], class_id[few], missed[few], 200)]).tolist() == [190, 0, 10]

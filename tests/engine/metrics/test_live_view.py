@@ -14,6 +14,7 @@ from sloserve.core.latency_window import LatencyWindow
 from sloserve.core.predicted import PREDICTED, Quantiles
 from sloserve.core.promise_window import PromiseWindow
 from sloserve.engine.metrics.engine_page import Layout, PageWriter
+from sloserve.engine.metrics.live_headlines import headlines
 from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveWriter
 from sloserve.engine.metrics.live_view import COLUMNS, LiveView
 from sloserve.engine.metrics.process_page import Board
@@ -137,7 +138,11 @@ def test_the_alarm_follows_the_share_in_time_and_not_who_is_late_now(server: Ser
     server.live[0].write(replace(made, at_monotonic_s=601.0, late=np.zeros(2), rows=made.rows[:0]))
     later = server.view.read()
     assert [one["state"] for one in later["by_class"].values()] == ["fine", "bad"] and later["alarms"] == [True]
-    assert later["headlines"] == [f"{CLASSES[1]}: 50% of 50 in time within 60 s, 50% of 50 in time within 10 min"]
+    # The cause is then the target that most of them missed, and what the queue waits for.
+    held_up = "25 missed TTFT; the first of the queue waits: it needs 12 KV blocks, and 4 are free"
+    how = f"{CLASSES[1]}: 50% of 50 in time within 60 s, 50% of 50 in time within 10 min"
+    assert later["headlines"] == [f"{how}: {held_up}"] and later["causes"] == [held_up]
+    assert later["advice"] == [NEXT_STEP[Why.BLOCKS]]
     assert later["by_class"][CLASSES[1]]["burn"] == [10.0, 10.0]
 
 
@@ -262,5 +267,53 @@ def test_the_open_tasks_that_are_due_first_are_shown(tmp_path: Path) -> None:
         "began_s": 1011.0,
         "due_s": 1210.0,
         "tools_s": 0.0,
+        "called": False,
     }
     json.dumps(view, allow_nan=False)
+
+
+def test_a_task_of_which_all_expected_calls_have_ended_comes_last(tmp_path: Path) -> None:
+    clock, page = ManualClock(1000.0), TaskPage(64)
+    pages = TaskPages(page, clock)
+    table = TaskTable(pages, 600.0, Unheard())
+    for number, hint in ((1, 1), (2, 2)):
+        call = table.call_begins(number << 32, 0.0, class_id=0, tenant=None, e2e_s=100.0 + number, hint=hint)
+        assert call is not None
+        table.call_ends(call, 0.0, completed=True)
+    view = LiveView(
+        lambda: "m",
+        CLASSES,
+        list,
+        clock,
+        tmp_path,
+        tasks=lambda most: pages.open_tasks(clock.monotonic_s(), 600.0, most),
+    ).read()
+    assert [(one["name"], one["called"]) for one in view["tasks"]] == [("00000002", False), ("00000001", True)]
+
+
+def test_the_cause_names_the_tenant_that_fills_the_queue() -> None:
+    made = frame(7)
+    made.rows[:, ROW.index("due_s")] = 1e9 - 1.0
+    made.rows[:, ROW.index("phase")] = RequestPhase.WAITING
+    made.rows[:, ROW.index("why")] = Why.GIVEN_UP
+    figures = {"state": "bad", "burn": [9.0, 9.0], "late": 7, "missed": 7, "attained": [[0.5, 4], [0.5, 4]]}
+    tenants = [{"name": "acme", "waiting": 11}, {"name": "globex", "waiting": 30}]
+
+    def cause(*tenants: dict[str, object]) -> str:
+        (found,) = headlines([made], {"urgent": figures}, {"urgent": {}}, tenants, 1e9)["causes"]
+        return str(found)
+
+    # What holds up the first of the queue is the cause, and not that a request has become late.
+    held_up = "it needs 12 KV blocks, and 4 are free, and requests that can still be in time go first"
+    assert cause(*tenants) == f"{held_up}; tenant globex sent 30 of the 41 waiting requests"
+    assert cause() == cause(*[{**one, "waiting": 15} for one in tenants]) == held_up
+    assert cause({"name": "none", "waiting": 30}) == cause({"name": "globex", "waiting": 9}) == held_up
+    # A plan that preempts names a request, which says nothing about the class.
+    made.rows[:, ROW.index("phase")], made.rows[:, ROW.index("why")] = RequestPhase.PREEMPTED, Why.PLAN
+    gave_way = (
+        "the plan gave their places to others; the first of the queue waits: it needs 12 KV blocks, and 4 are free"
+    )
+    assert cause() == gave_way
+    assert cause({"name": "globex", "waiting": 30}, {"name": "acme", "waiting": 0}).endswith(
+        "; tenant globex sent all 30 waiting requests"
+    )

@@ -62,7 +62,7 @@ def shown(view: dict[str, Any], most: int = 10, width: int = 140) -> str:
 def test_a_late_request_and_why_it_waits_are_the_first_row() -> None:
     rows = {
         "0-1": row(),
-        "0-2": row(phase=int(RequestPhase.WAITING), due_s=97.0, ahead=0),
+        "0-2": row(phase=int(RequestPhase.WAITING), due_s=97.0, ahead=0, output_tokens=0),
         "0-3": row(phase=int(RequestPhase.PREEMPTED), due_s=190.0, why=int(Why.PLAN), figure=2, of=93.0),
     }
     text = shown(view(rows=rows))
@@ -70,7 +70,7 @@ def test_a_late_request_and_why_it_waits_are_the_first_row() -> None:
     keys = [line[0] for line in lines if line and line[0].startswith("0-")]
     assert keys == ["0-2", "0-3", "0-1"]
     assert (
-        all(late in text for late in ("3.00 late", " 3.0 late"))
+        all(late in text for late in ("3.00 late", " 3.0 late", " 90.0 "))
         and "-" not in re.sub(r"0-[0-9]", "", text)
         and "preempted for request 2, which is due 93 s earlier" in text
     )
@@ -94,7 +94,11 @@ def test_a_column_has_one_unit() -> None:
     assert in_one_unit([None, 0.0061, 0.213]) == ("ms", ["", "6", "213"])
     assert in_one_unit([0.0061, 1.74]) == ("s", ["0.01", "1.74"])
     assert in_one_unit([8.4, -31.9]) == ("s", ["8.4", "-31.9"])
-    assert in_one_unit([30.0, 600.0]) == ("min", ["0.5", "10.0"]) and in_one_unit([7200.0]) == ("h", ["2.00"])
+    assert in_one_unit([30.0, 600.0]) == ("s", ["30.0", "600.0"]) and in_one_unit([60.0, 1200.0]) == (
+        "min",
+        ["1.0", "20.0"],
+    )
+    assert in_one_unit([7200.0]) == ("h", ["2.00"])
     assert in_one_unit([0.0, None]) == ("s", ["0.00", ""]) and in_one_unit([]) == ("s", [])
     slow_and_fast = [[0.213, 1.74], None, [8.4, 31.9]]
     assert latency("ttft", slow_and_fast) == ("TTFT, s", ["0.2, 1.7", "", "8.4, 31.9"])
@@ -118,7 +122,7 @@ def test_a_narrow_screen_says_why_before_all_else_and_cuts_no_figure() -> None:
     lines = shown(late, width=80).splitlines()
     assert lines[0].startswith("urgent: 1 late") and all(len(line) <= 80 for line in lines)
     (wanted,) = (line for line in lines if line.startswith("0-117"))
-    assert all(word in wanted for word in ("a class who…", "preempted", "3.00 late"))
+    assert all(word in wanted for word in ("a class who…", "preempted", "3.00 behind"))
     assert "preempted for request 1,234" in " ".join(lines) and sum("a class who…" in line for line in lines) == 3
 
 
@@ -132,12 +136,13 @@ def tenant(name: str, **what: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("width", [80, 140])
 def test_promises_and_predictions_off_their_bands_are_said(width: int) -> None:
     one = view()["by_class"]["urgent"]
-    figure = {"judged": 2000, "within": [0.49, 0.85, 0.96], "off": [False, True, True]}
+    figure = {"judged": 2000, "within": [0.49, 0.85, 0.96], "band": [0.0335, 0.0201, 0.007], "off": [False, True, True]}
     promises = {"kept": 1371, "broken": 29, "withdrawn": 4, "broken_share": 0.0207, "allowed_share": 0.01, "off": True}
     by_class = {EVIL: {**one, "predicted": {"ttft": figure, "e2e": None}, "promises": promises}}
     text = " ".join(shown(view(by_class=by_class, levels=[0.5, 0.9, 0.99]), width=width).split())
     assert "1,371 kept, 29 broken, 4 withdrawn; 2.1% broken, 1.0% allowed" in text and "\x1b[31m" not in text
-    assert "is off: 85.0% of requests within p90, 96.0% of requests within p99" in text and "predicted TTFT of" in text
+    # Of each latency the share that is farthest outside its band, all of a class in one line.
+    assert "are off: TTFT (96.0% within p99)" in text and "predictions for" in text
     withdrawn = {**promises, "kept": 0, "broken": 0, "broken_share": None, "allowed_share": None, "off": False}
     good = {**figure, "off": [False] * 3}
     by_class = {"urgent": {**one, "predicted": {"ttft": good}, "promises": withdrawn}}
@@ -246,10 +251,8 @@ def test_the_next_step_stands_below_what_is_wrong() -> None:
 def test_the_load_stands_in_one_line_and_what_is_not_known_is_left_out() -> None:
     known = {"requests_per_s": 5.43, "refused_per_s": 0, "output_tokens_per_s": 2818, "running": 190, "waiting": 792}
     load = {**known, "prefix_hit_share": 0.25, "accepted_share": None, "step_s": 0.0401, "gpu_busy": 0.98}
-    said = (
-        "5.4 requests/s, 2,818 output tokens/s, 190 running, 792 queued, prefix hits 25%, a step takes 40.1 ms, GPU 98%"
-    )
-    assert said in shown(view(load=load), width=200)
+    said = "5.4 requests ended/s, 2,818 output tokens/s, 190 running, 792 queued, prefix hits 25%, a step takes 40.1 ms"
+    assert f"{said}, GPU 98%" in shown(view(load=load), width=200)
     assert "3 refused/s" in shown(view(load={"refused_per_s": 3}), width=200)
     server = {"version": "0.1.0", "vllm": "0.32.0", "started_s": -10_700.0}
     assert "sloserve 0.1.0, vLLM 0.32.0, up 3.0 h" in shown(view(server=server))
@@ -288,7 +291,7 @@ def keys(made: dict[str, Any], choice: ShownRows) -> list[str]:
 def test_requests_that_can_still_be_in_time_come_first_and_the_others_are_a_count() -> None:
     text = shown(overloaded(), width=200)
     assert keys(overloaded(), ShownRows()) == ["0-3", "0-4", "0-2", "0-5"]
-    assert "1 request has missed a deadline and cannot be in time any more (urgent 1); l shows them" in text
+    assert "1 request has missed a deadline and cannot be in time any more (urgent 1)" in text
     assert keys(overloaded(), ShownRows(late=True)) == ["0-3", "0-4", "0-2", "0-5", "0-1"]
 
 
@@ -367,4 +370,19 @@ def test_a_fleet_shows_what_waits_and_who_is_lost() -> None:
         and "silent" in text
         and "\x1b" not in text
         and "1 more instances" in shown(fleet, most=1)
+    )
+
+
+def test_a_next_token_that_is_overdue_is_behind_and_not_late() -> None:
+    text = shown(view(rows={"0-1": row(due_s=63.0), "0-2": row(due_s=63.0, output_tokens=0)}), width=200)
+    assert "37.0 behind" in text and "37.0 late" in text
+
+
+def test_the_count_of_late_requests_has_those_that_are_not_drawn() -> None:
+    late = overloaded()
+    late["by_class"] = {
+        name: {**one, "missed": missed} for (name, one), missed in zip(late["by_class"].items(), (1234, 0), strict=True)
+    }
+    assert "1,234 requests have missed a deadline and cannot be in time any more (urgent 1,234)" in shown(
+        late, width=200
     )
