@@ -6,9 +6,11 @@ Usage: python -m benchmarks.policies.tasks [--workloads react,coding] [--loads 0
 Tasks of ``sloserve simulate --tasks`` in a closed loop on the engine model: agents on Llama 3 70B on four A100 with a
 KV cache of 96,000 tokens, which holds about a dozen of their conversations; coding agents with prompts of 195,000
 tokens on Qwen3-235B on four H200, which hold eight of them; planners with bursts of sub-agents, and chats, on Llama 3
-8B on an H100 with a KV cache of 96,000 and 48,000 tokens; and a burst of small tasks beside a large one, which has no
-load. A task is due after twice its latency on an idle engine and 5 s; chats have no deadline, and their calls a TTFT of
-1 s. The load is a multiple of a rate at which a third to three quarters of stock's tasks (of chats' calls) are in time.
+8B on an H100 with a KV cache of 192,000 and 48,000 tokens; Mooncake's conversations, for which its trace must lie in
+the folder that SLOSERVE_DATA names, on Llama 3 8B on an H200; and a burst of small tasks beside a large one, which has
+no load. A task is due after twice its latency on an idle engine and 5 s. Chats and Mooncake's conversations have no
+deadline; the calls of chats have a TTFT of 1 s, Mooncake's one of 30 s and a TPOT of 0.1 s. The load is a multiple of a
+rate at which a third to three quarters of stock's tasks (of the calls of those without a deadline) are in time.
 
 Every policy runs with the prefix cache. ``swap`` has swap space as well, which keeps the KV of ended calls; under
 ``fcfs`` that is the order of arrival with the KV cache extended to the host, as a connector that offloads KV extends
@@ -65,6 +67,7 @@ CELLS = {
     "coding": Cell("h200x4-qwen3-235b", 16, 512, rate=0.007),
     "map-reduce": Cell("h100-llama3-8b", 40, 64, 12000, 0.08),
     "chat": Cell("h100-llama3-8b", 400, 64, 3000, 10.0),
+    "mooncake": Cell("h200-llama3-8b", 600, 256, rate=2.0),
     "small-beside-large": Cell("h100-llama3-8b", 64, 64, 6000),
 }
 
