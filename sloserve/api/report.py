@@ -165,6 +165,7 @@ class Reporter:
         return _DATA + json_text.compact(chunk) + b"\n\n" + event
 
     def _outcome(self) -> Any:
-        task = None if self._http.task is None else self._http.task.report()
-        outcomes = [outcome(served) | ({} if task is None else {"task": task}) for served in self._http.outcomes]
+        found = self._http.outcomes
+        task = None if self._http.task is None else self._http.task.report(found)
+        outcomes = [outcome(served) | ({} if task is None else {"task": task}) for served in found]
         return outcomes[0] if len(outcomes) == 1 else outcomes

@@ -1,6 +1,7 @@
 """How one request of a live server fared, as the process that answered it saw it."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from sloserve.core.finished import FinishedRequest, Latency
 from sloserve.core.outcome import Outcome
@@ -10,26 +11,36 @@ from sloserve.core.slo import SLO
 
 
 @dataclass(frozen=True, slots=True)
-class Interruptions:
-    """Time in which an admitted request did not run.
+class InEngine:
+    """What a request met in its engine, and what it used of it.
 
     Args:
         paused_steps: Engine steps in which the request was paused with its KV kept.
         paused_s: Seconds for which it was paused.
         preempted_s: Seconds without KV, from each preemption to the step that admitted the request again.
+        engine_s: Seconds of the engine that it used, see :mod:`sloserve.engine.step_shares`.
+        kv_s: Seconds of the whole KV cache that it used: the share that it held, times the time for which it did.
     """
 
     paused_steps: int = 0
     paused_s: float = 0.0
     preempted_s: float = 0.0
+    engine_s: float = 0.0
+    kv_s: float = 0.0
 
-    def __add__(self, other: "Interruptions") -> "Interruptions":
-        """Return what kept two calls of the engine for one request from running."""
-        return Interruptions(
+    def __add__(self, other: "InEngine") -> "InEngine":
+        """Return what two calls of the engine for one request met and used."""
+        return InEngine(
             self.paused_steps + other.paused_steps,
             self.paused_s + other.paused_s,
             self.preempted_s + other.preempted_s,
+            self.engine_s + other.engine_s,
+            self.kv_s + other.kv_s,
         )
+
+
+UNUSED: Final = InEngine()
+"""What a request met and used that nothing is known of."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,7 @@ class ServedRequest(FinishedRequest):
     output_tokens: int = 0
     waited_s: float | None = None
     preemptions: int = 0
-    interruptions: Interruptions = Interruptions()
+    in_engine: InEngine = UNUSED
     predicted: Predicted | None = None
     promised: Promised | None = None
     was_late: bool = False

@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from sloserve.core.runlog import StageTimes
+from sloserve.engine.step_shares import StepShares
 
 
 class Stage(IntEnum):
@@ -27,23 +28,32 @@ class RequestStages:
 
     Args:
         spent_s: Seconds spent in each stage up to ``since_s``, when it entered the present stage.
+        decoded_s: Parts of the time of decodes that it had while it ran.
+        since_decode_s: What :attr:`StepShares.decode_s` was when it entered the present stage.
     """
 
     since_s: float
     stage: Stage = Stage.WAITING
     spent_s: list[float] = field(default_factory=lambda: [0.0] * len(Stage))
+    decoded_s: float = 0.0
+    since_decode_s: float = 0.0
 
-    def enter(self, stage: Stage, now_s: float) -> None:
+    def enter(self, stage: Stage, now_s: float, decode_s: float = 0.0) -> None:
+        """Enter a stage; ``decode_s`` are the seconds of a request that has decoded in every step so far."""
         self.spent_s[self.stage] += max(now_s - self.since_s, 0.0)  # a live clock may be set back
-        self.stage, self.since_s = stage, now_s
+        if self.stage is Stage.RUNNING:
+            self.decoded_s += decode_s - self.since_decode_s
+        self.stage, self.since_s, self.since_decode_s = stage, now_s, decode_s
 
 
 class Stages:
     """Stages of the requests of one engine. Times are seconds from any one moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: StepShares | None = None) -> None:
+        """Begin without requests; ``shares`` are the parts that requests have in steps, ``None`` if nobody asks."""
         self.by_id: dict[str, RequestStages] = {}
         """Stages of the requests, by id."""
+        self._shares = shares or StepShares()
         self._paused: Sequence[Any] = ()
 
     def arrived(self, request_id: str, arrival_s: float) -> None:
@@ -78,17 +88,17 @@ class Stages:
         for request in set(before).difference(paused):
             stages = self.by_id.get(request.request_id)  # none once it has ended
             if stages is not None and stages.stage is Stage.PAUSED:
-                stages.enter(Stage.RUNNING, start_s)
+                stages.enter(Stage.RUNNING, start_s, self._shares.decode_s)
         for request in set(paused).difference(before):
             self._enter(request.request_id, Stage.PAUSED, start_s)
 
     def _enter(self, request_id: str, stage: Stage, now_s: float) -> None:
         stages = self.by_id.get(request_id)  # none of one that has ended, or that came unseen
         if stages is not None:
-            stages.enter(stage, now_s)
+            stages.enter(stage, now_s, self._shares.decode_s)
 
     def ended(self, request_id: str, end_s: float) -> StageTimes:
         """Return how long a request that ends was in each stage; 0 of one that came unseen."""
         stages = self.by_id.pop(request_id, None) or RequestStages(end_s)
-        stages.enter(stages.stage, end_s)
+        stages.enter(stages.stage, end_s, self._shares.decode_s)
         return StageTimes(*stages.spent_s)

@@ -10,6 +10,7 @@ data are in the processor's caches, where each step alone would find them cold.
 
 from collections import deque
 
+from sloserve.engine.step_shares import StepShares
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.online import OnlineLatency
 from sloserve.estimator.step_time.profile import Profile
@@ -26,10 +27,14 @@ class StepClock:
 
     Args:
         profile: What is known of the engine before its first step; ``None`` for nothing.
+
+    Attributes:
+        shares: How the time of the steps divides between requests, without the events that are noted.
     """
 
     def __init__(self, profile: Profile | None = None) -> None:
         self.profile = profile
+        self.shares = StepShares()
         self._latency = OnlineLatency(profile)
         self._decodes = StepLoad()
         self._timer = StepTimer()
@@ -85,6 +90,7 @@ class StepClock:
             self._predicted_s.clear()
         self._decodes = load.decodes
         predicted_s = self._latency.step_s(load)
+        self.shares.add(load, predicted_s, self._latency)
         self._timer.scheduled(load, now_s)
         self._predicted_s.append(predicted_s)
         while len(self._predicted_s) != self._timer.in_flight:  # an exception came between the two

@@ -68,8 +68,8 @@ class TaskHandle(Protocol):
     def predicted(self) -> Quantiles | None:
         """Predicted time from the first call of the task to its end; ``None`` if it is not known."""
 
-    def report(self) -> dict[str, Any] | None:
-        """Return the figures of the task for its client; ``None`` if it is not known."""
+    def report(self, served: Iterable[ServedRequest]) -> dict[str, Any] | None:
+        """Return the figures of the task for its client, with this call's outcomes; ``None`` if it is not known."""
 
 
 @dataclass(slots=True, weakref_slot=True)

@@ -9,7 +9,7 @@ def outcome(served: ServedRequest) -> dict[str, Any]:
     """Return a request's targets, what it achieved, and its history; milliseconds, and tokens per second.
 
     A target that the request does not have is left out, and so are an unknown figure (QoE of an output that was not
-    streamed) and the promise of a request that was given none.
+    streamed, what an incomplete request used of the engine) and the promise of a request that was given none.
     """
     targets, latency = served.slo.targets, served.latency
     report: dict[str, Any] = {"class": served.slo.slo_class.name, "outcome": served.outcome.value}
@@ -30,9 +30,11 @@ def outcome(served: ServedRequest) -> dict[str, Any]:
         output_tokens=served.output_tokens,
         waited_ms=_ms(served.waited_s),
         evictions=served.preemptions,
-        preempted_ms=_ms(served.interruptions.preempted_s),
-        paused_ms=_ms(served.interruptions.paused_s),
-        paused_steps=served.interruptions.paused_steps,
+        preempted_ms=_ms(served.in_engine.preempted_s),
+        paused_ms=_ms(served.in_engine.paused_s),
+        paused_steps=served.in_engine.paused_steps,
+        engine_ms=_ms(served.in_engine.engine_s or None),
+        kv_ms=_ms(served.in_engine.kv_s or None),
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import httpx
@@ -20,7 +20,7 @@ from sloserve.core.errors import QueueFull
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted, Quantiles
-from sloserve.core.served import Interruptions, ServedRequest
+from sloserve.core.served import InEngine, ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.scheduler.settings import ADMIN_KEY
 from sloserve.wire import context
@@ -32,7 +32,7 @@ SERVED = ServedRequest(
     latency=Latency(ttft_s=0.25, tpot_s=0.01, e2e_s=1.25),
     output_tokens=101,
     waited_s=0.125,
-    interruptions=Interruptions(paused_steps=3, paused_s=0.0625, preempted_s=0.25),
+    in_engine=InEngine(paused_steps=3, paused_s=0.0625, preempted_s=0.25),
 )
 TOLD = {
     "class": "batch",
@@ -111,8 +111,8 @@ class Task:
 
     predicted = Quantiles(4.2, 9.8, 9.8)
 
-    def report(self) -> dict[str, Any]:
-        return {"calls": 2, "elapsed_ms": 812.5, "due_in_ms": -3.0, "tools_ms": 640.0}
+    def report(self, served: Iterable[ServedRequest]) -> dict[str, Any]:
+        return {"calls": 2, "elapsed_ms": 812.5, "due_in_ms": -3.0, "tools_ms": 640.0, "of": len([*served])}
 
 
 @pytest.mark.parametrize("lists", [1, 2])
@@ -127,7 +127,7 @@ def test_the_task_of_a_request_is_in_its_report_and_headers(lists: int) -> None:
 
     answer = call(handler, json={"prompt": "Hi"}, headers={"x-slo-task-id": "a", "x-slo-report": "1"})
     assert answer.headers["x-slo-predicted-task-ms"] == "4200;p90=9800;p99=9800"
-    wanted = {**TOLD, "task": Task().report()}
+    wanted = {**TOLD, "task": Task().report([SERVED] * lists)}
     assert answer.json()["slo"] == (wanted if lists == 1 else [wanted] * lists)
 
 

@@ -13,6 +13,7 @@ interface Task {
   tools_s: number;
   /** Whether all calls that the client expects have ended. */
   called?: boolean;
+  engine_s?: number; // not from an older server
 }
 
 export function showTasks(view: View): void {
@@ -22,9 +23,10 @@ export function showTasks(view: View): void {
   const since_s = tasks.map((one) => Math.max(view.at_s - one.began_s, 0));
   const [unit, since] = inOneUnit(since_s);
   const [dueName, dues] = dueColumn("due in", tasks.map((one) => (one.due_s === null || one.called ? null : one.due_s - view.at_s)));
-  table(byId("tasks"), 2, ["task", "class", dueName, "calls", "running", `for, ${unit}`, "tools"], tasks.map((one, i) => [
+  table(byId("tasks"), 2, ["task", "class", dueName, "calls", "running", `for, ${unit}`, "tools", "engine"], tasks.map((one, i) => [
     one.name, one.class, one.called ? { text: "called", look: "dim" } : dues[i]!, one.expected === null ? String(one.calls) : `${one.calls} of ${one.expected}`, count(one.open), since[i]!,
     since_s[i]! > 0 ? percent(Math.min(one.tools_s / since_s[i]!, 1)) : "",
+    `${(one.engine_s ?? 0).toFixed(1)} s`,
   ]));
   byId("more-tasks").textContent = more > 0 ? `${more} more tasks` : "";
 }

@@ -53,6 +53,8 @@ COUNTS: dict[str, Count] = {
     "goodput_requests": Count("Requests that met every target they had", lambda served: bool(served.good)),
     "prompt_tokens": Count("Prompt tokens of requests that ended", lambda served: served.prompt_tokens),
     "output_tokens": Count("Output tokens of requests that ended", lambda served: served.output_tokens),
+    "engine_seconds": Count("Engine time that requests used", lambda served: served.in_engine.engine_s),
+    "kv_seconds": Count("Time of the whole KV cache that requests used", lambda served: served.in_engine.kv_s),
 }
 """Counters by class, by their names without prefix and ``_total``. To add one, a row is enough.
 

@@ -2,7 +2,7 @@
 
 Its numbers are the slots of :class:`Layout`, one more says which of two texts counts: the one not in use is written,
 then the slot is switched. Behind the texts stand the names of tenants, each written once, before it is counted. The
-words are a ring of interrupted requests. See :mod:`sloserve.engine.metrics.page_memory`.
+words are a ring of the requests that ended latest. See :mod:`sloserve.engine.metrics.page_memory`.
 """
 
 import json
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from sloserve.core.served import Interruptions
+from sloserve.core.served import InEngine
 from sloserve.engine.metrics import page_folder
+from sloserve.engine.metrics.ended_ring import WORDS, EndedRing
 from sloserve.engine.metrics.engine_figures import EngineFigures
-from sloserve.engine.metrics.interruption_ring import WORDS, InterruptionRing
 from sloserve.engine.metrics.page_folder import ENGINE, PageFile
 from sloserve.engine.metrics.page_memory import PageMemory, found
 from sloserve.engine.metrics.swap_figures import DROPS, REFUSALS, SWAP_BUCKETS, swap_bucket
@@ -125,7 +125,7 @@ class PageWriter:
         self.path = self._memory.path
         self.values = self._memory.floats[:size]
         self._text_slot = self._memory.floats[size:]
-        self._ring = InterruptionRing(self._memory.words)
+        self._ring = EndedRing(self._memory.words)
         self._next = 0
         self._tenant_names = layout.tenant_names
 
@@ -151,12 +151,9 @@ class PageWriter:
             self._memory.scratch[at : at + NAME_BYTES] = to_bytes(names[row])
         self.values[self._tenant_names] = len(names)
 
-    def note_interruptions(self, request_id: str, met: Interruptions) -> None:
-        """Note the interruptions of a request that ended.
-
-        A second call with the same id adds to the first as :class:`InterruptionRing` says.
-        """
-        self._next = self._ring.note(self._next, request_id, met)
+    def note_ended(self, request_id: str, met: InEngine, *, is_part: bool = False) -> None:
+        """Note what a request that ended met in the engine, or one of its outputs, as :class:`EndedRing` says."""
+        self._next = self._ring.note(self._next, request_id, met, is_part=is_part)
 
     def close(self) -> None:
         """Remove the page; readers that have it mapped keep its last state."""
@@ -176,7 +173,7 @@ class PageReader:
         self.rank = file.rank
         self._tenant_rows = int(self._memory.facts["tenant_rows"])
         self._layout = Layout(len(self.classes), self._tenant_rows)
-        self._ring = InterruptionRing(self._memory.words)
+        self._ring = EndedRing(self._memory.words)
 
     def snapshot(self) -> PageSnapshot:
         """Return what the page says now."""
@@ -214,10 +211,10 @@ class PageReader:
         values = slots[layout.tenants : layout.size].reshape(self._tenant_rows, len(FIGURES))
         return read_rows(bytes(self._memory.scratch[2 * _TEXT_BYTES :]), count, values)
 
-    def interruptions(self, request_id: str) -> Interruptions | None:
-        """Return the interruptions of a request that ended recently, by the id it has in the engine.
+    def ended(self, request_id: str) -> InEngine | None:
+        """Return what a request that ended recently met in the engine, by the id it has there.
 
-        The result is ``None`` if the page does not know: the request was never interrupted, or ended too long ago.
+        The result is ``None`` if the page does not know: the request was never admitted, or ended too long ago.
         """
         return self._ring.find(request_id)
 

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import Final
 
 from sloserve.core.clock import Clock
+from sloserve.core.served import UNUSED, InEngine
 from sloserve.core.slo import DUE_NOW_S, MAX_TARGET_S, SLO
 from sloserve.engine.metrics.task_page import KnownTask, OpenTasks, TaskPages
 from sloserve.engine.metrics.task_table import StartedCall, TaskListener, TaskTable
@@ -129,18 +130,21 @@ class KnownTasks:
             is_last=stated.last,
         )
 
-    def call_ends(self, started: StartedCall, *, completed: bool, refused: bool = False) -> None:
+    def call_ends(
+        self, started: StartedCall, *, completed: bool, refused: bool = False, used: InEngine = UNUSED
+    ) -> None:
         """Record that a call has ended now.
 
         Args:
             started: The call.
             completed: Whether its output is complete.
             refused: Whether it was refused after it had been let in, and so is no call of the task.
+            used: What it used of the engine.
         """
         if refused:
             self._table.call_withdrawn(started)
         else:
-            self._table.call_ends(started, self._clock.monotonic_s(), completed=completed)
+            self._table.call_ends(started, self._clock.monotonic_s(), completed=completed, used=used)
 
     def now(self, started: StartedCall) -> KnownTask:
         """Return the task of a call as it is now."""

@@ -24,7 +24,7 @@ from sloserve.engine.metrics.page_folder import PageFile
 
 Page = TypeVar("Page")
 
-_MAGIC, _VERSION = b"sloserve", 9
+_MAGIC, _VERSION = b"sloserve", 10
 _PROLOGUE = struct.Struct("<8sIIIII")  # magic, version, bytes of the JSON, scratch bytes, slots of either kind
 
 

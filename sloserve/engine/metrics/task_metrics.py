@@ -14,6 +14,9 @@ from sloserve.engine.metrics.task_page import TaskPages
 from sloserve.engine.metrics.task_table import LATE, OUTCOMES, EndedTask
 
 CALLS_BUCKETS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+ENGINE_BUCKETS_S: Final = (
+    0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0
+)  # fmt: skip
 SHARE_BUCKETS: Final = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
@@ -41,9 +44,10 @@ class TaskMetrics:
         self._tools = _histogram(
             "task_tools_ratio", "Share of a task's time in which none of its calls was open", SHARE_BUCKETS
         )
+        self._engine = _histogram("task_engine_seconds", "Engine time that the calls of a task used", ENGINE_BUCKETS_S)
         for name in self._names:
             self._begun.labels(name)
-            for each in (self._seconds, self._calls, self._tools):
+            for each in (self._seconds, self._calls, self._tools, self._engine):
                 each.labels(name)
             for outcome in OUTCOMES:
                 self._ended.labels(name, outcome)
@@ -51,7 +55,8 @@ class TaskMetrics:
     def all(self) -> list[Collector]:
         """Return each collector once, to be registered."""
         return [
-            self._begun, self._ended, self._tenant_begun, self._tenant_ended, self._seconds, self._calls, self._tools
+            self._begun, self._ended, self._tenant_begun, self._tenant_ended, self._seconds, self._calls, self._tools,
+            self._engine,
         ]  # fmt: skip
 
     def task_started(self, class_id: int, tenant: str | None) -> None:
@@ -67,6 +72,7 @@ class TaskMetrics:
             self._outcome(task.class_id, ended.tenant, ended.outcome)
         self._seconds.labels(name).observe(ended.seconds)
         self._calls.labels(name).observe(task.calls)
+        self._engine.labels(name).observe(task.engine_s)
         if ended.seconds > 0.0:
             self._tools.labels(name).observe(min(task.tools_s / ended.seconds, 1.0))
 

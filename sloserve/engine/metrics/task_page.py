@@ -42,6 +42,8 @@ class TaskColumn(IntEnum):
         LATE: Whether it was counted as late here.
         BROKEN: Whether the call that ended here last was not completed.
         COUNTED: Whether it was counted as begun here.
+        ENGINE: Seconds of the engine that its calls here used.
+        KV: Seconds of the whole KV cache that its calls here used.
     """
 
     BEGAN = 0
@@ -60,6 +62,8 @@ class TaskColumn(IntEnum):
     LATE = 13
     BROKEN = 14
     COUNTED = 15
+    ENGINE = 16
+    KV = 17
 
 
 class KnownTask(NamedTuple):
@@ -81,6 +85,8 @@ class KnownTask(NamedTuple):
         is_late: Whether it was counted as late.
         is_broken: Whether the call that ended last was not completed.
         is_counted: Whether it was counted as begun.
+        engine_s: Seconds of the engine that its ended calls used.
+        kv_s: Seconds of the whole KV cache that its ended calls used.
     """
 
     generation: int
@@ -98,6 +104,8 @@ class KnownTask(NamedTuple):
     is_late: bool
     is_broken: bool
     is_counted: bool
+    engine_s: float = 0.0
+    kv_s: float = 0.0
 
 
 class TaskPage:
@@ -256,7 +264,7 @@ def task_of(rows: Sequence[FloatArray]) -> KnownTask:
         parts = [part for part in parts if part[TaskColumn.GENERATION] == latest]
     # Few numbers of few processes: Python is faster here than an array.
     (began, due, stated, hint, calls, running, tools, active, ended, last, over, generation, class_id, late, broken,
-     counted) = zip(*parts, strict=True)  # fmt: skip
+     counted, engine, kv) = zip(*parts, strict=True)  # fmt: skip
     first, final = began.index(min(began)), ended.index(max(ended))
     dated = [(at_s, due_s) for at_s, due_s in zip(stated, due, strict=True) if not math.isnan(at_s)]
     return KnownTask(
@@ -275,4 +283,6 @@ def task_of(rows: Sequence[FloatArray]) -> KnownTask:
         is_late=any(late),
         is_broken=bool(broken[final]),
         is_counted=any(counted),
+        engine_s=sum(engine),
+        kv_s=sum(kv),
     )

@@ -23,6 +23,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from sloserve.core.arrays import FloatArray
+from sloserve.core.served import UNUSED, InEngine
 from sloserve.engine.metrics.task_page import KnownTask, OpenTasks, TaskColumn, TaskPages, is_running, task_of
 
 IN_TIME, LATE, NO_DEADLINE, INCOMPLETE = "in_time", "late", "no_deadline", "incomplete"
@@ -165,13 +166,16 @@ class TaskTable:
             task = task._replace(is_late=True)
         return StartedCall(key, task, tenant, now_s, is_last, tool_s)
 
-    def call_ends(self, call: StartedCall, now_s: float, *, completed: bool) -> KnownTask | None:
+    def call_ends(
+        self, call: StartedCall, now_s: float, *, completed: bool, used: InEngine = UNUSED
+    ) -> KnownTask | None:
         """Record that a call has ended; return its task as of now, or ``None`` if the table has forgotten it.
 
         Args:
             call: The call.
             now_s: When it ended.
             completed: Whether its output is complete.
+            used: What it used of the engine.
         """
         place = self._place_of.get(call.key)
         row = None if place is None else self._pages.own.rows[place]
@@ -182,6 +186,8 @@ class TaskTable:
         self._touch(call.key, row, now_s)
         row[TaskColumn.ENDED] = row[TaskColumn.ACTIVE]
         row[TaskColumn.BROKEN] = not completed
+        row[TaskColumn.ENGINE] += used.engine_s
+        row[TaskColumn.KV] += used.kv_s
         task = self._known(call.key)
         if not task.is_counted:
             row[TaskColumn.COUNTED] = 1.0

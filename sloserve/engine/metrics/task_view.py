@@ -36,6 +36,8 @@ def tasks_now(found: OpenTasks, classes: Sequence[str], at_s: float, now_s: floa
             "due_s": None if task.due_s is None else round(at_s + (task.due_s - now_s), 1),
             "tools_s": round(task.tools_s, 1),
             "called": task.hint is not None and task.calls >= task.hint and not task.open,
+            "engine_s": round(task.engine_s, 3),
+            "kv_s": round(task.kv_s, 3),
         }
 
     rows = [row(key, task) for key, task in found.least_slack.items()]

@@ -280,7 +280,7 @@ def _tasks(view: View, most_chars: int) -> Iterable[RenderableType]:
         "due in",
         [None if one["due_s"] is None or one.get("called") else one["due_s"] - view["at_s"] for one in tasks],
     )
-    found = table(("task", "class"), (due_name, "calls", "running", f"for, {unit}", "tools"))
+    found = table(("task", "class"), (due_name, "calls", "running", f"for, {unit}", "tools", "engine"))
     for at, one in enumerate(tasks):
         expected = "" if one["expected"] is None else f" of {one['expected']}"
         found.add_row(
@@ -291,6 +291,7 @@ def _tasks(view: View, most_chars: int) -> Iterable[RenderableType]:
             count(one["open"]),
             since[at],
             f"{min(one['tools_s'] / since_s[at], 1.0):.0%}" if since_s[at] else "",
+            f"{one.get('engine_s', 0.0):.1f} s",
         )
     yield Text()
     yield found

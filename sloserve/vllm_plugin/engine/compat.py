@@ -218,6 +218,11 @@ def blocks_held(scheduler: Any, request: Request) -> int:
     return len(_blocks(scheduler, request))
 
 
+def kv_share(scheduler: Any, request: Request) -> float:
+    """Return the share of the KV cache that a request holds, shared blocks included."""
+    return blocks_held(scheduler, request) / max(total_blocks(scheduler), 1)
+
+
 def holding(scheduler: Any, request: Request) -> Holding:
     """Return the KV blocks of a running request: its own, and how many requests hold each of the others."""
     blocks = _blocks(scheduler, request)

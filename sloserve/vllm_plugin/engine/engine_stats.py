@@ -17,7 +17,7 @@ from vllm.v1.request import Request
 from sloserve.core import numbers
 from sloserve.core.arrays import FloatArray
 from sloserve.core.errors import InvalidRequest
-from sloserve.core.served import Interruptions
+from sloserve.core.served import InEngine
 from sloserve.core.slo import ClassTable
 from sloserve.core.stated import StatedSLO
 from sloserve.core.tenants import TenantTable
@@ -27,6 +27,7 @@ from sloserve.engine.metrics.tenant_figures import TenantRows
 from sloserve.engine.policy_change import PolicyChanged
 from sloserve.engine.read_stated import StatedReader
 from sloserve.engine.stages import Stages
+from sloserve.engine.step_shares import StepShares, kv_seconds
 from sloserve.engine.tenant_shares import Balances, TenantShares
 from sloserve.lso.plan import SwapFacts
 from sloserve.vllm_plugin.engine import compat
@@ -47,7 +48,6 @@ _LAST_STEP_S, _RUNNING, _WAITING, _PREEMPTED, _PAUSED = (
 )
 _STEPS, _TOKENS, _PREEMPTIONS = _AT["steps"], _AT["scheduled_tokens"], _AT["vllm_preemptions"]
 _SHADOW = {name.removeprefix("shadow_"): at for name, at in _AT.items() if name.startswith("shadow_")}
-_NOTHING = Interruptions()
 _COUNTER_OF = {"policy_preemptions": "evictions", "swapped_by_policy": "swapped_evictions"}
 """Figures with a counter that has another name, which is a key of result.json and stays."""
 _COUNTERS = tuple((_AT[name], _COUNTER_OF.get(name, name)) for name in COUNTERS)
@@ -71,6 +71,7 @@ class EngineStats:
         counters: Counter[str],
         tenants: TenantTable | None = None,
         tenant_rows: TenantRows | None = None,
+        shares: StepShares | None = None,
     ) -> None:
         self.slo_of: dict[str, StatedSLO] = {}
         self._reader = StatedReader(classes, tenants)
@@ -82,7 +83,9 @@ class EngineStats:
         self._page: PageWriter | None = None
         self._waiting: dict[str, int] = {}  # class of each request never admitted yet
         self._preempted: set[str] = set()
-        self.stages = Stages()
+        self._shares = shares or StepShares()
+        self.stages = Stages(self._shares)
+        self._found: dict[str, int] = {}  # tokens of each admitted request that a cache had, less those computed again
         self._just_preempted: list[str] = []
         self._paused: Counter[str] = Counter()
         self._swaps: Counter[str] | None = None  # of live requests; None while there is no pool
@@ -135,6 +138,9 @@ class EngineStats:
             if class_id is not None:
                 values[self._layout.waiting + class_id] -= 1
                 values[self._layout.admitted + class_id] += 1
+            self._found[new.req_id] = new.num_computed_tokens
+        if output.scheduled_cached_reqs.resumed_req_ids:
+            self._resumed(scheduler.requests, output.scheduled_cached_reqs)
         if self._preempted:
             self._preempted -= self._preempted & output.num_scheduled_tokens.keys()
         for request in paused:
@@ -154,6 +160,12 @@ class EngineStats:
         if self._counters:
             for at, name in _COUNTERS:
                 values[at] = self._counters.get(name, 0)
+
+    def _resumed(self, requests: Mapping[str, Request], cached: Any) -> None:
+        """Count the tokens of resumed requests that are computed again."""
+        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            if request_id in cached.resumed_req_ids and request_id in self._found:
+                self._found[request_id] -= requests[request_id].num_tokens - computed
 
     def swap_space(self, pool: SwapFacts, peak_blocks: int) -> None:
         """Set the figures of the host pool as it is after a step, and what was counted of swapping.
@@ -219,10 +231,15 @@ class EngineStats:
             if self._page is not None:
                 self._page.name_tenants(self._tenant_rows.names)
 
-    def freed(self, request: Request, now_s: float) -> None:
+    def freed(self, request: Request, now_s: float, kv_share: float = 0.0) -> None:
         """Record that a request ended, in whatever way.
 
         What it met is on the page before its last output leaves.
+
+        Args:
+            request: The request.
+            now_s: The present time, in epoch seconds.
+            kv_share: Share of the KV cache that it holds.
         """
         request_id = request.request_id
         self.slo_of.pop(request_id, None)
@@ -234,14 +251,28 @@ class EngineStats:
             swaps = self._swaps.pop(request_id, 0)
             self._values[Layout.swap_bucket(swaps)] += 1
             self._values[_AT["swaps_sum"]] += swaps
-        spent = self.stages.ended(request_id, now_s)
-        met = Interruptions(self._paused.pop(request_id, 0), spent.paused_s, spent.preempted_s)
-        if met != _NOTHING and self._page is not None:
-            self._page.note_interruptions(request_id, met)
+        met = self._met(request, now_s, kv_share)
+        if met is not None and self._page is not None:
+            self._page.note_ended(request_id, met)
             # One of several outputs of a request: its own id is the id of the request behind its number.
             index, _, parent = request_id.partition("_")
             if numbers.is_whole(index) and parent:
-                self._page.note_interruptions(parent, met)
+                self._page.note_ended(parent, met, is_part=True)
+
+    def _met(self, request: Request, now_s: float, kv_share: float) -> InEngine | None:
+        """Return what a request met and used; ``None`` if it was never admitted."""
+        request_id, prompt, tokens = request.request_id, request.num_prompt_tokens, request.num_output_tokens
+        stages, spent = self.stages.by_id.get(request_id), self.stages.ended(request_id, now_s)
+        paused, found = self._paused.pop(request_id, 0), self._found.pop(request_id, None)
+        if found is None or stages is None:
+            return None
+        return InEngine(
+            paused_steps=paused,
+            paused_s=spent.paused_s,
+            preempted_s=spent.preempted_s,
+            engine_s=max(prompt - found, 0) * self._shares.prompt_token_s + stages.decoded_s,
+            kv_s=kv_seconds(kv_share, prompt, tokens, spent.running_s + spent.paused_s),
+        )
 
     def status(self) -> dict[str, Any]:
         """Return the figures as plain values.

@@ -144,7 +144,9 @@ class SLOScheduler(ContainedScheduler):
         self._shares = TenantShares.of(settings)
         tenants = TenantTable() if self._shares is None else self._shares.tenants
         self._tenant_rows = TenantRows.of(settings)
-        self._stats = EngineStats(settings.classes, self.slo_counters, tenants, self._tenant_rows)
+        self._stats = EngineStats(
+            settings.classes, self.slo_counters, tenants, self._tenant_rows, self.step_clock.shares
+        )
         self._contain = Containment(self.slo_counters, "sloserve failed to count; serving is not affected")
         self._observers = Observers(self._contain, self._clock)
         connector = swap_connector(self)
@@ -411,7 +413,8 @@ class SLOScheduler(ContainedScheduler):
         if self.planner is not None:
             self._contain_planning(None, self.planner.finished, request, self._clock.now_s())
         if self._counts:
-            self._contain(None, self._stats.freed, request, self._clock.now_s())
+            kv_share = self._contain(0.0, compat.kv_share, self, request)
+            self._contain(None, self._stats.freed, request, self._clock.now_s(), kv_share)
         self._observers.ended(request)
         if self._swapping is not None:
             self._contain(None, self._swapping.ended, request)

@@ -1,4 +1,4 @@
-"""Combine the engine calls that serve one request into its latency, QoE, tokens, waits and interruptions.
+"""Combine the engine calls that serve one request into its latency, QoE, tokens and waits.
 
 All times are seconds from the request's arrival. Calls that overlap (the beams of one step, the pieces of a recording)
 are a round; what they compute at the same time counts once: a round has as many tokens as the longest of its outputs.
@@ -13,7 +13,7 @@ import numpy as np
 
 from sloserve.core.finished import Latency
 from sloserve.core.qoe import expectation, qoe
-from sloserve.core.served import Interruptions
+from sloserve.core.served import InEngine
 from sloserve.core.slo import SLO
 
 Span = tuple[float, float, int]
@@ -38,7 +38,7 @@ class CallFigures:
     output_tokens: int = 0
     waited_s: float | None = None
     preemptions: int = 0
-    interruptions: Interruptions = Interruptions()
+    in_engine: InEngine = InEngine()
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class RequestFigures:
     output_tokens: int = 0
     waited_s: float | None = None
     preemptions: int = 0
-    interruptions: Interruptions = Interruptions()
+    in_engine: InEngine = InEngine()
     _reading: int = 0
     _idle_since_s: float = 0.0
     _of_one_call: Latency | None = None
@@ -96,7 +96,7 @@ class RequestFigures:
         self.prompt_tokens = self.prompt_tokens or call.prompt_tokens
         self.output_tokens += call.output_tokens
         self.preemptions += call.preemptions
-        self.interruptions += call.interruptions
+        self.in_engine += call.in_engine
 
     def _take_times(self, call: CallFigures) -> None:
         if call.times_s is None:

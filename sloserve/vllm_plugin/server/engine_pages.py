@@ -1,6 +1,6 @@
 """Read what this server's engines publish about their requests and policy, in memory shared with its API processes."""
 
-from sloserve.core.served import Interruptions
+from sloserve.core.served import InEngine
 from sloserve.engine.metrics.engine_page import PageReader, find_pages
 
 
@@ -10,10 +10,10 @@ class EnginePages:
     def __init__(self) -> None:
         self._pages: list[PageReader] = []
 
-    def interruptions(self, engine_request_id: str) -> Interruptions:
-        """Return what interrupted a request, which is named as in the engine."""
-        found = (page.interruptions(engine_request_id) for page in self.found())
-        return next((met for met in found if met is not None), Interruptions())
+    def ended(self, engine_request_id: str) -> InEngine:
+        """Return what a request that ended met, which is named as in the engine."""
+        found = (page.ended(engine_request_id) for page in self.found())
+        return next((met for met in found if met is not None), InEngine())
 
     def found(self) -> list[PageReader]:
         """Return the pages; none before an engine has made one, or if no engine could."""

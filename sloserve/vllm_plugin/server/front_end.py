@@ -143,7 +143,7 @@ class FrontEnd:
             tenant_of(http),
             self._clock.monotonic_s() if http is None else http.arrival_s,
             self._clock,
-            interruptions=self._pages.interruptions,
+            in_engine=self._pages.ended,
             broken_off=self._broken_off,
             started=self._started,
             ended=functools.partial(self._ended, http),
@@ -447,7 +447,9 @@ class FrontEnd:
         observed.ticket = observed.together = None  # their places refer to it
         if observed.task is not None:
             outcome = served.outcome
-            observed.task.ends(completed=outcome is Outcome.COMPLETED, refused=outcome is Outcome.REJECTED)
+            observed.task.ends(
+                completed=outcome is Outcome.COMPLETED, refused=outcome is Outcome.REJECTED, used=served.in_engine
+            )
         self._metrics.record(served, observed.operation, observed.age_s())
         if http is not None:
             http.served.append(served)

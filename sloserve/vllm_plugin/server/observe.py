@@ -23,7 +23,7 @@ from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import Predicted
 from sloserve.core.promises import Promised
 from sloserve.core.qoe import expectation
-from sloserve.core.served import Interruptions, ServedRequest
+from sloserve.core.served import UNUSED, InEngine, ServedRequest
 from sloserve.core.slo import SLO, is_late
 from sloserve.core.tasks import TaskCall
 from sloserve.engine.metrics.gen_ai_metrics import GENERATE_CONTENT
@@ -43,7 +43,7 @@ _ABORTED = frozenset({"abort"})
 class TaskOfRequest(Protocol):
     """The call of a task that a request is."""
 
-    def ends(self, *, completed: bool, refused: bool) -> None:
+    def ends(self, *, completed: bool, refused: bool, used: InEngine = UNUSED) -> None:
         """Note that the request has ended."""
 
 
@@ -57,7 +57,7 @@ class Observed:
     its HTTP response has ended: until then their figures are provisional (``standing``).
 
     Args:
-        interruptions: Looks up what the engine's request of a given id met.
+        in_engine: Looks up what the engine's request of a given id met.
         broken_off: Error to raise in place of a last output that the engine broke off; ``None`` to pass it on.
         started: Called once, at the first token that is seen.
         ended: Called once, with the outcome.
@@ -89,7 +89,7 @@ class Observed:
         arrival_s: float,
         clock: Clock,
         *,
-        interruptions: Callable[[str], Interruptions],
+        in_engine: Callable[[str], InEngine],
         broken_off: Callable[[], Exception | None],
         started: Callable[["Observed"], None],
         ended: Callable[["Observed", ServedRequest], None],
@@ -111,7 +111,7 @@ class Observed:
         self.counts: Callable[[int], None] | None = None
         self.standing: ServedRequest | None = None
         self.clock = clock
-        self.interruptions = interruptions
+        self.in_engine = in_engine
         self.broken_off = broken_off
         self._started = started
         self._ended: Callable[[Observed, ServedRequest], None] | None = ended
@@ -223,7 +223,7 @@ class Observed:
             output_tokens=found.output_tokens,
             waited_s=found.waited_s,
             preemptions=found.preemptions,
-            interruptions=found.interruptions,
+            in_engine=found.in_engine,
             predicted=self.predicted,
             promised=self.promised,
             was_late=outcome is Outcome.ABORTED and is_late(self.slo.targets, self.age_s(), begun=self.begun),
@@ -345,9 +345,9 @@ class EngineCall:
             last_s = self.request.age_s()
             # Without vLLM's figures all came with the whole.
             spans = spans_in_engine(self.figures.values(), last_s) or [(last_s, 0.0, 1)]
-        interruptions = Interruptions()
+        in_engine = InEngine()
         if self.engine_request_id is not None:
-            interruptions = self.request.interruptions(self.engine_request_id)
+            in_engine = self.request.in_engine(self.engine_request_id)
         return CallFigures(
             spans=spans,
             last_s=last_s,
@@ -356,7 +356,7 @@ class EngineCall:
             output_tokens=self._output_tokens(output),
             waited_s=self._waited_s(),
             preemptions=sum(one.num_preemptions for one in self.figures.values()),
-            interruptions=interruptions,
+            in_engine=in_engine,
         )
 
     def _waited_s(self) -> float | None:

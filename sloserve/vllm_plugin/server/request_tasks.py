@@ -5,11 +5,13 @@ The engine knows a task by the hash of its name (:mod:`sloserve.engine.metrics.k
 
 import multiprocessing
 import secrets
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, Final, cast
 
 from sloserve.core.clock import Clock
 from sloserve.core.predicted import Quantiles
+from sloserve.core.served import UNUSED, InEngine, ServedRequest
 from sloserve.core.tasks import TaskCall
 from sloserve.engine.metrics.known_tasks import ArrivingTask, KnownTasks
 from sloserve.engine.metrics.task_page import TaskPages
@@ -44,6 +46,7 @@ class RequestTask:
         self.call, self.predicted, self.started = call, predicted, started
         self._tasks, self._open = tasks, 0
         self._completed = self._refused = True
+        self._used = UNUSED
 
     @property
     def is_open(self) -> bool:
@@ -54,21 +57,30 @@ class RequestTask:
         """Note that a request of it begins."""
         self._open += 1
 
-    def ends(self, *, completed: bool, refused: bool) -> None:
+    def ends(self, *, completed: bool, refused: bool, used: InEngine = UNUSED) -> None:
         """Note that a request of it has ended.
 
         Args:
             completed: Whether its output is complete.
             refused: Whether it was refused after it had been let in. A call all of which was refused is none.
+            used: What it used of the engine.
         """
         self._open -= 1
+        self._used += used
         self._completed, self._refused = self._completed and completed, self._refused and refused
         if not self._open and self.started is not None:
-            self._tasks.call_ended(self.started, completed=self._completed, refused=self._refused)
+            self._tasks.call_ended(self.started, completed=self._completed, refused=self._refused, used=self._used)
 
-    def report(self) -> dict[str, Any] | None:
-        """Return the figures of the task for its client, in milliseconds; ``None`` if it is not known."""
-        return None if self.started is None else self._tasks.report(self.started)
+    def report(self, served: Iterable[ServedRequest]) -> dict[str, Any] | None:
+        """Return the figures of the task for its client, in milliseconds; ``None`` if it is not known.
+
+        Args:
+            served: Outcomes of the requests of this call, which count as ended.
+        """
+        if self.started is None:
+            return None
+        used = sum((one.in_engine for one in served if self._open), UNUSED)
+        return self._tasks.report(self.started, used)
 
 
 class RequestTasks:
@@ -156,26 +168,28 @@ class RequestTasks:
             request.task_call = TaskCall(secrets.token_hex(16), self.known.epoch_s(due_s))
         return request.task_call
 
-    def call_ended(self, started: StartedCall, *, completed: bool, refused: bool) -> None:
+    def call_ended(self, started: StartedCall, *, completed: bool, refused: bool, used: InEngine) -> None:
         """Record that a call has ended.
 
         Args:
             started: The call.
             completed: Whether its output is complete.
             refused: Whether it was refused after it had been let in, and so is no call of the task.
+            used: What it used of the engine.
         """
         if not refused:
             call_s = self._clock.monotonic_s() - started.arrival_s
             self._predictions.call_ended(started.task, started.tenant, started.task.calls, call_s)
-        self.known.call_ends(started, completed=completed, refused=refused)
+        self.known.call_ends(started, completed=completed, refused=refused, used=used)
 
-    def report(self, started: StartedCall) -> dict[str, Any]:
-        """Return the figures of a task for its client, in milliseconds."""
+    def report(self, started: StartedCall, used: InEngine) -> dict[str, Any]:
+        """Return the figures of a task for its client, in milliseconds; ``used`` is added to what ended calls used."""
         now_s, task = self._clock.monotonic_s(), self.known.now(started)
         found: dict[str, Any] = {"calls": task.calls, "elapsed_ms": _ms(now_s - task.began_s)}
         if task.due_s is not None:
             found["due_in_ms"] = _ms(task.due_s - now_s)
-        return found | {"tools_ms": _ms(task.tools_s)}
+        engine_s, kv_s = task.engine_s + used.engine_s, task.kv_s + used.kv_s
+        return found | {"tools_ms": _ms(task.tools_s), "engine_ms": _ms(engine_s), "kv_ms": _ms(kv_s)}
 
     def task_started(self, class_id: int, tenant: str | None) -> None:
         self._metrics.task_started(class_id, tenant)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sloserve.core.served import Interruptions
+from sloserve.core.served import InEngine
 from sloserve.engine.metrics.engine_page import PLAN_BUCKETS_S, Layout, PageWriter, find_pages, remove_pages
 from sloserve.engine.metrics.page_folder import page_folder, sweep
 from sloserve.engine.policy_change import MOST_BY_CHARS, PolicyChanged
@@ -20,11 +20,11 @@ CLASSES = ("urgent", "lax")
 WRITER = """
 import sys
 from pathlib import Path
-from sloserve.core.served import Interruptions
+from sloserve.core.served import InEngine
 from sloserve.engine.metrics.engine_page import Layout, PageWriter
 page = PageWriter(("urgent", "lax"), int(sys.argv[2]), Path(sys.argv[1]))
 page.values[Layout.at["running"]] = 7
-page.note_interruptions("request-1", Interruptions(3, 0.25, 1.5))
+page.note_ended("request-1", InEngine(3, 0.25, 1.5))
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -65,7 +65,7 @@ def test_another_process_reads_what_was_stored_and_who_was_paused(
     (page,) = find_pages(tmp_path)
     found = page.snapshot()
     assert (found.running, found.pid, found.rank, found.alive) == (7, child.pid, 0, True)
-    assert (page.interruptions("request-1"), page.interruptions("request-2")) == (Interruptions(3, 0.25, 1.5), None)
+    assert (page.ended("request-1"), page.ended("request-2")) == (InEngine(3, 0.25, 1.5), None)
 
 
 @pytest.mark.slow
@@ -135,19 +135,19 @@ def test_the_last_change_of_the_policy_is_shown_whatever_its_length(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_latest_of_many_interrupted_requests_are_remembered(tmp_path: Path) -> None:
+def test_the_latest_of_many_requests_that_ended_are_remembered(tmp_path: Path) -> None:
     page = PageWriter(CLASSES, 0, tmp_path)
-    page.note_interruptions("first", Interruptions(1, 1e6, 0.0))
+    page.note_ended("first", InEngine(1, 1e6, 0.0))
     for i in range(2047):
-        page.note_interruptions(f"r{i}", Interruptions(i + 1, 0.5, 0.004 * i))
+        page.note_ended(f"r{i}", InEngine(i + 1, 0.5, 0.004 * i))
     (reader,) = find_pages(tmp_path)
-    assert reader.interruptions("first") == Interruptions(1, 16777.215, 0.0)  # a figure has 24 bits
-    assert reader.interruptions("r2046") == Interruptions(2047, 0.5, 8.184)
-    page.note_interruptions("r0", Interruptions(9, 0.25, 2.0))
-    assert reader.interruptions("r0") == Interruptions(
-        1 + 9, 0.5, 2.0
-    )  # of two replies: steps add up, times the longest
-    assert reader.interruptions("first") is None
+    assert reader.ended("first") == InEngine(1, 16777.215, 0.0)  # a figure has 24 bits
+    assert reader.ended("r2046") == InEngine(2047, 0.5, 8.184)
+    page.note_ended("r0", InEngine(9, 0.25, 2.0, 0.0123, 0.5), is_part=True)
+    page.note_ended("r0", InEngine(0, 0.0, 0.0, 0.0004, 0.25), is_part=True)
+    # Of several outputs: steps and what they used add up, of the times the longest holds.
+    assert reader.ended("r0") == InEngine(1 + 9, 0.5, 2.0, 0.0127, 0.75)
+    assert reader.ended("first") is None
 
 
 def test_a_closed_page_is_gone_and_one_of_another_version_is_passed_over(tmp_path: Path) -> None:

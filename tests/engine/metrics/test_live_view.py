@@ -268,6 +268,8 @@ def test_the_open_tasks_that_are_due_first_are_shown(tmp_path: Path) -> None:
         "due_s": 1210.0,
         "tools_s": 0.0,
         "called": False,
+        "engine_s": 0.0,
+        "kv_s": 0.0,
     }
     json.dumps(view, allow_nan=False)
 
@@ -285,7 +287,7 @@ def test_a_task_of_which_all_expected_calls_have_ended_comes_last(tmp_path: Path
         CLASSES,
         list,
         clock,
-        tmp_path,
+        folder=tmp_path,
         tasks=lambda most: pages.open_tasks(clock.monotonic_s(), 600.0, most),
     ).read()
     assert [(one["name"], one["called"]) for one in view["tasks"]] == [("00000002", False), ("00000001", True)]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloserve.core.clock import ManualClock
+from sloserve.core.served import InEngine
 from sloserve.core.slo import MAX_TARGET_S
 from sloserve.engine.metrics.task_page import REFRESH_S, TaskPage, TaskPages
 from sloserve.engine.metrics.task_table import (
@@ -93,6 +94,15 @@ def test_a_task_ends_once_with_one_outcome(stated: dict[str, float], completed: 
     assert process.heard.outcomes == [(outcome, 1, 2.0)]
     assert len(process.heard.late) == (outcome == LATE)
     assert len(process.table) == 0
+
+
+def test_what_the_calls_of_a_task_used_adds_up() -> None:
+    process = Process()
+    for at_s in (10.0, 20.0):
+        call = process.begin(7, at_s)
+        process.table.call_ends(call, at_s + 1.0, completed=True, used=InEngine(2, 0.5, 0.5, 0.25, 0.125))
+    task = process.table.running(7, 22.0)
+    assert task is not None and (task.engine_s, task.kv_s) == (0.5, 0.25)
 
 
 def test_a_task_without_a_last_call_ends_by_age_with_its_latest_call() -> None:

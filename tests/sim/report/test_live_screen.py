@@ -166,7 +166,8 @@ def test_no_table_of_tenants_is_shown_without_tenants() -> None:
 
 
 def task(name: str, **what: Any) -> dict[str, Any]:
-    usual = {"class": "urgent", "calls": 3, "expected": 12, "open": 1, "began_s": 60.0, "due_s": 105.0, "tools_s": 10.0}
+    usual = {"class": "urgent", "calls": 3, "expected": 12, "open": 1, "began_s": 60.0, "due_s": 105.0}
+    usual |= {"tools_s": 10.0, "engine_s": 3.14}
     return {"name": name, **usual, **what}
 
 
@@ -176,10 +177,10 @@ def test_open_tasks_are_shown_with_what_is_left_of_their_time(width: int) -> Non
     rows = [odd, task("b", expected=None, open=0, due_s=None), *(task(str(i)) for i in range(9))]
     lines = shown(view(tasks=rows, open_tasks=40), width=width).splitlines()
     (at,) = (i for i, line in enumerate(lines) if line.startswith("task"))
-    assert lines[at].split() == "task class due in, s calls running for, s tools".split()
+    assert lines[at].split() == "task class due in, s calls running for, s tools engine".split()
     assert "\x1b" not in lines[at + 1] and "5.00 late" in lines[at + 1]
-    assert lines[at + 2].split() == ["b", "urgent", "3", "0", "40.0", "25%"]
-    assert lines[at + 3].split() == ["0", "urgent", "5.00", "3", "of", "12", "1", "40.0", "25%"]
+    assert lines[at + 2].split() == ["b", "urgent", "3", "0", "40.0", "25%", "3.1", "s"]
+    assert lines[at + 3].split() == ["0", "urgent", "5.00", "3", "of", "12", "1", "40.0", "25%", "3.1", "s"]
     assert lines[at + 6] == "35 more tasks" and all(len(line) <= width for line in lines)
 
 

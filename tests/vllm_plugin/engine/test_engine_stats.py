@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloserve.core.served import Interruptions
+from sloserve.core.served import InEngine
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.engine.metrics import page_folder
 from sloserve.engine.metrics.engine_page import PageReader, find_pages
@@ -100,13 +100,44 @@ def test_what_a_request_met_is_on_the_page_when_it_ends(build: Build, request_of
     log = engine.run([request_of(name, 0.03 * i, 20 + 7 * i, 70 - 4 * i) for i, name in enumerate(names)])
     assert len(paused) > 1 and any(request.num_preemptions for request in log.requests)
     for request in log.requests:
-        met, stages = page.interruptions(request.request.request_id) or Interruptions(), request.stages
+        met, stages = page.ended(request.request.request_id) or InEngine(), request.stages
         assert met.paused_steps == paused[request.request.request_id]
         # Of a request that ends, the step in flight may pause it once more.
         assert (met.paused_s, met.preempted_s) == pytest.approx((stages.paused_s, stages.preempted_s), abs=0.01)
-    both = page.interruptions("a-12")  # two replies to one request
+    both = page.ended("a-12")  # two replies to one request
     assert both is not None and both.paused_steps == paused["0_a-12"] + paused["1_a-12"]
-    assert page.snapshot().paused_steps == paused.total()
+    found = page.snapshot()
+    assert found.paused_steps == paused.total()
+    used = [one for name in names if (one := page.ended(name)) is not None]
+    assert sum(one.engine_s for one in used) == pytest.approx(found.step_seconds, rel=0.2)
+    assert 0.3 < sum(one.kv_s for one in used) / float(log.steps.end_s[-1]) <= 1.0  # this small cache is nearly full
+
+
+@pytest.mark.parametrize("hit", [False, True])
+def test_what_a_request_uses_is_its_prompt_that_is_not_cached_and_its_part_of_the_decodes(
+    build: Build, request_of: RequestOf, hit: bool
+) -> None:
+    engine = build(
+        "fcfs", section={"profile": "h100-llama3-8b"}, kv_blocks=400, max_model_len=2048, enable_prefix_caching=True
+    )
+    engine.scheduler.publish(rank=0)
+    (page,) = find_pages()
+    ids = tuple(range(60))
+    engine.run([replace(request_of("a", 0.0, 960, 1), prefix_ids=ids, prefix_block_tokens=16)])
+    first = page.ended("a")
+    again = [
+        replace(
+            request_of(f"b{i}", 10.0, 960, 9),
+            prefix_ids=ids if hit else tuple(range(100 * (i + 1), 100 * (i + 1) + 60)),
+            prefix_block_tokens=16,
+        )
+        for i in range(2)
+    ]
+    engine.run(again)
+    used = [one for i in range(2) if (one := page.ended(f"b{i}")) is not None]
+    assert first is not None and first.engine_s > 0.0 and len(used) == 2
+    assert used[0].engine_s == pytest.approx(used[1].engine_s, rel=0.5)
+    assert (used[0].engine_s < first.engine_s) == hit
 
 
 def test_a_malformed_slo_is_counted_warned_of_once_and_served_as_default(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,13 +11,13 @@ from sloserve.core.clock import ManualClock
 from sloserve.core.errors import ShuttingDown
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
-from sloserve.core.served import Interruptions, ServedRequest
+from sloserve.core.served import InEngine, ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.vllm_plugin.server.observe import Observed, entering
 from tests import bounded
 
 ARRIVAL_S = 1_000_000.0
-MET = Interruptions(paused_steps=7, paused_s=0.2, preempted_s=0.1)
+MET = InEngine(paused_steps=7, paused_s=0.2, preempted_s=0.1)
 
 
 def reply(*token_counts: int, finish: str | None = None, metrics: Any = None, first_index: int = 0) -> Any:
@@ -49,7 +49,7 @@ class Call:
             "acme",
             self.clock.monotonic_s(),
             self.clock,
-            interruptions={"internal": MET}.__getitem__,
+            in_engine={"internal": MET}.__getitem__,
             broken_off=lambda: self.broken_off,
             started=lambda _: self.starts.append(self.clock.monotonic_s()),
             ended=lambda _, served: self.ended.append(served),
@@ -99,7 +99,7 @@ def test_streamed_deltas() -> None:
     assert (served.outcome, served.tenant, served.prompt_tokens, served.output_tokens) == (
         Outcome.COMPLETED, "acme", 3, 4,
     )  # fmt: skip
-    assert (served.preemptions, served.interruptions, served.qoe) == (2, MET, 1.0)
+    assert (served.preemptions, served.in_engine, served.qoe) == (2, MET, 1.0)
     assert call.starts == [pytest.approx(0.25)]
 
 

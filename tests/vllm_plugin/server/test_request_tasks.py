@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from sloserve.core.errors import ShuttingDown
+from sloserve.core.served import InEngine
 from sloserve.core.slo import DEFAULT_CLASSES
 from sloserve.core.tasks import MOST_TASKS, TaskCall
 from sloserve.engine.metrics.task_table import IN_TIME, INCOMPLETE, LATE, NO_DEADLINE
+from sloserve.vllm_plugin.server.engine_pages import EnginePages
+from sloserve.vllm_plugin.server.observe import entering
 from sloserve.vllm_plugin.server.request_tasks import server_secret
 from sloserve.wire import context
 from sloserve.wire.context import HTTPContext
+from sloserve.wire.outcome import outcome
 from sloserve.wire.xargs import CALL_KEY, TASK_KEYS, stated_call
 from tests import bounded
 from tests.vllm_plugin.server.fake_engine import T0, Malformed, Metrics, Refused, Server
@@ -352,13 +356,34 @@ def test_the_report_has_the_figures_of_the_task(metrics: Metrics) -> None:
     server.clock.advance_to(server.clock.now_s() + 2.0)
     http = request(server, ID, tokens=6)
     assert http.task is not None
-    report = http.task.report()
+    report = http.task.report([])
     assert report is not None
     assert report["calls"] == 2 and report["tools_ms"] == pytest.approx(2000.0, abs=1.0)
     assert report["elapsed_ms"] == pytest.approx(2000.0 + 10.0 + 60.0, abs=30.0)
     assert report["due_in_ms"] == pytest.approx(5000.0 - report["elapsed_ms"])
     other = request(server, ("x-slo-task-id", "no deadline"))
-    assert other.task is not None and "due_in_ms" not in (other.task.report() or {})
+    assert other.task is not None and "due_in_ms" not in (other.task.report([]) or {})
+
+
+def test_what_the_calls_of_a_task_used_of_the_engine_adds_up(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = InEngine(engine_s=0.25, kv_s=0.125)
+    monkeypatch.setattr(EnginePages, "ended", lambda *_: used)
+    server, reports = Server(), []
+
+    async def handler(http: HTTPContext) -> None:
+        async for _ in server.generate(tokens=2):
+            call = entering.get()
+            assert call is not None
+            call.engine_request_id = "named by the engine"
+        assert http.task is not None
+        reports.append(http.task.report(http.outcomes))
+
+    for _ in range(2):
+        http = server.http(ID)
+        server.handle(http, handler(http))
+    assert [(report["engine_ms"], report["kv_ms"]) for report in reports if report] == [(250.0, 125.0), (500.0, 250.0)]
+    assert http.task is not None and (http.task.report([]) or {})["engine_ms"] == 500.0
+    assert [outcome(one)["engine_ms"] for one in http.outcomes] == [250.0]
 
 
 def test_tasks_end_by_age_in_the_servers_own_loop(metrics: Metrics) -> None:
@@ -423,4 +448,4 @@ def test_a_full_table_serves_calls_without_a_task_of_their_own(metrics: Metrics)
     server.accept(http, {"prompt_token_ids": [0]})
     call = stated_call(server.sent or {})
     assert call is not None and call.due_s == pytest.approx(T0 + 1.0)
-    assert http.task is not None and http.task.report() is None and http.task.predicted is None
+    assert http.task is not None and http.task.report([]) is None and http.task.predicted is None

@@ -8,7 +8,7 @@ import pytest
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.predicted import Predicted, Quantiles
-from sloserve.core.served import Interruptions
+from sloserve.core.served import InEngine
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
 from sloserve.engine.metrics.gen_ai_metrics import operation_of
 from sloserve.vllm_plugin.server.observe import EngineCall, Observed, entering
@@ -62,7 +62,7 @@ def processor() -> Any:
 def observed(clock: ManualClock, **targets: float) -> EngineCall:
     slo = DEFAULT_CLASSES.slo("interactive", Targets(**targets))
     found = Observed(
-        slo, "a-tenant", clock.monotonic_s(), clock, interruptions=lambda _: Interruptions(),
+        slo, "a-tenant", clock.monotonic_s(), clock, in_engine=lambda _: InEngine(),
         broken_off=lambda: None, started=lambda _: None, ended=lambda *_: None,
     )  # fmt: skip
     found.predicted = Predicted(Quantiles(0.1, 0.4, 0.4), None)
