@@ -1,7 +1,8 @@
 """The requests that ended latest, by a hash of their id, with what they met: a part of the page, which readers scan.
 
 Each word holds 40 bits of the hash beside one figure, so that no reader sees one request's hash with another's figure,
-whatever is being written meanwhile.
+whatever is being written meanwhile. A figure is the upper 24 bits of a float of 32: a whole number up to 65,536 is
+exact, any other figure to a 65,536th of it.
 """
 
 from collections.abc import Iterator
@@ -15,13 +16,12 @@ from numpy.typing import NDArray
 from sloserve.core.served import InEngine
 
 ENTRIES = 2048
-UNITS: Final = (1.0, 1e3, 1e3, 1e4, 1e3)
-"""How many of each figure, in the order of the fields of :class:`~sloserve.core.served.InEngine`, are one."""
-WORDS = len(UNITS) * ENTRIES
+FIGURES: Final = 5
+"""Number of the fields of :class:`~sloserve.core.served.InEngine`, of which each has a word."""
+WORDS = FIGURES * ENTRIES
 
 _FIGURE_BITS = 24
-_MOST = 2**_FIGURE_BITS - 1
-"""A figure beyond it counts as this: 16 million steps, 4.6 hours in milliseconds, or 28 minutes of the engine."""
+_DROPPED_BITS = 32 - _FIGURE_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,9 @@ class EndedRing:
         key = _key(request_id)
         if is_part:
             met = self._taken_out(key, met)
-        figures = (met.paused_steps, met.paused_s, met.preempted_s, met.engine_s, met.kv_s)
-        words = [
-            key << _FIGURE_BITS | min(round(figure * unit), _MOST) for figure, unit in zip(figures, UNITS, strict=True)
-        ]
-        self._columns[:, at] = np.array(words, np.uint64)
+        figures = np.array([met.paused_steps, met.paused_s, met.preempted_s, met.engine_s, met.kv_s], np.float32)
+        bits = (figures.view(np.uint32) + np.uint32(1 << _DROPPED_BITS - 1)) >> _DROPPED_BITS
+        self._columns[:, at] = bits | np.uint64(key << _FIGURE_BITS)
         return (at + 1) % ENTRIES
 
     def _taken_out(self, key: int, met: InEngine) -> InEngine:
@@ -80,15 +78,15 @@ class EndedRing:
 
     def _at(self, key: int, place: int) -> InEngine | None:
         """Return the entry at ``place``; ``None`` if it is not the key's, or not wholly."""
-        words = self._columns[:, place].tolist()
-        if any(word >> _FIGURE_BITS != key for word in words):
+        words = self._columns[:, place].copy()
+        if (words >> _FIGURE_BITS != key).any():
             return None
-        steps, *figures = (word & _MOST for word in words)
-        return InEngine(steps, *(figure / unit for figure, unit in zip(figures, UNITS[1:], strict=True)))
+        steps, *figures = (words.astype(np.uint32) << _DROPPED_BITS).view(np.float32).tolist()
+        return InEngine(round(steps), *figures)
 
     @property
     def _columns(self) -> NDArray[np.uint64]:
-        return self.words.reshape(len(UNITS), ENTRIES)
+        return self.words.reshape(FIGURES, ENTRIES)
 
 
 def _key(request_id: str) -> int:
