@@ -26,7 +26,7 @@ class SimulatedEngine:
     """One engine: an :class:`~sloserve.fleet.agent.engine_spec.EngineProcess`.
 
     Args:
-        owner: The agent that started it.
+        owner: The agent that has it.
         began: Called with the engine, and the id of each request that it begins.
     """
 
@@ -63,6 +63,10 @@ class SimulatedEngine:
         else:
             ready_s = float(kernel.rng.uniform(0.5, 1.5)) * times.start_s
             kernel.after(self.process, ready_s, lambda: network.listen(str(spec.socket), self.process, self._serve))
+
+    def adopt(self, owner: Process) -> None:
+        """Belong to another agent from now on."""
+        self.owner, self._ended = owner, owner.create_future()
 
     @property
     def running(self) -> list[str]:
@@ -101,22 +105,59 @@ class SimulatedEngine:
         await self._app(scope, receive, send)
 
 
-class SimulatedLauncher:
-    """The launcher of one agent; see :class:`sloserve.fleet.agent.engine_spec.Launcher`."""
+class KeptEngines:
+    """The engines of one state folder, which go on for a while when their agent dies.
 
-    def __init__(self, owner: Process, start: Callable[[EngineSpec], SimulatedEngine]) -> None:
-        self._start = start
-        self.engines: list[SimulatedEngine] = []
-        owner.on_death.append(self._kill_all)
+    It stands in for the parent process of a host's engines; see :mod:`sloserve.fleet.launcher.parent`.
+
+    Args:
+        place: End of network links of its host.
+        alone_s: Seconds without an agent after which the engines end.
+        start: Starts an engine for an agent.
+    """
+
+    def __init__(
+        self, kernel: Kernel, place: str, alone_s: float, start: Callable[[Process, EngineSpec], SimulatedEngine]
+    ) -> None:
+        self._kernel, self._alone_s, self._start = kernel, alone_s, start
+        self._parent = Process(kernel, f"{place}/parent", place)
+        self._owner: Process | None = None
+        self._notes: dict[SimulatedEngine, bytes] = {}
+
+    def begin(self, owner: Process) -> list[tuple[SimulatedEngine, bytes]]:
+        """Return the engines that an earlier agent has left, each with its note; the new agent has them now."""
+        self._owner = owner
+        owner.on_death.append(lambda: self._is_alone(owner))
+        self._notes = {engine: note for engine, note in self._notes.items() if engine.process.is_alive}
+        for engine in self._notes:
+            engine.adopt(owner)
+        return list(self._notes.items())
 
     async def launch(self, spec: EngineSpec) -> SimulatedEngine:
-        engine = self._start(spec)
-        self.engines = [*(one for one in self.engines if one.process.is_alive), engine]
+        assert self._owner is not None
+        engine = self._start(self._owner, spec)
+        self._notes[engine] = spec.note
         return engine
 
-    async def close(self) -> None:
-        self._kill_all()
+    def note(self, engine: Any, text: bytes) -> None:
+        """Keep what the next agent has to know of an engine."""
+        self._notes[engine] = text
 
-    def _kill_all(self) -> None:
-        for engine in self.engines:
+    async def close(self) -> None:
+        self.kill_all()
+
+    def kill_all(self) -> None:
+        """End all engines at once."""
+        for engine in self._notes:
             engine.kill()
+        self._notes.clear()
+
+    def _is_alone(self, owner: Process) -> None:
+        def over() -> None:
+            if self._owner is owner:
+                self.kill_all()
+
+        if self._alone_s:
+            self._kernel.after(self._parent, self._alone_s, over)
+        else:
+            over()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tests.fleet.faults.kernel import Process
+from tests.fleet.faults.kernel import Process, State
 from tests.fleet.faults.members import AgentMember, Member
 from tests.fleet.faults.storage import StoreTrouble
 
@@ -88,7 +88,15 @@ Rng = np.random.Generator
 
 def _about_a_lease_s(world: "World", rng: Rng) -> float:
     """Return a time that ends before, as, or after leases lapse and others have what was held."""
-    return world.knobs.lease_s * float(rng.choice([0.2, 0.8, 1.1, 1.5, 2.5]) * rng.uniform(0.8, 1.2))
+    return world.knobs.lease_s * float(rng.choice([0.2, 0.8, 1.1, 1.5, 2.0, 2.5]) * rng.uniform(0.8, 1.2))
+
+
+def _now_or_at_pause(process: Process, rng: Rng, call: Callable[[], None]) -> None:
+    """Make a call now, or when a thread of the process is before or after a transaction or a write next."""
+    if rng.random() < 0.5:
+        call()
+    else:
+        process.at_pause = call
 
 
 def _one(rng: Rng, values: list[Any]) -> Any:
@@ -96,12 +104,14 @@ def _one(rng: Rng, values: list[Any]) -> Any:
 
 
 def _kill(world: "World", rng: Rng) -> Found:
-    member: Member = _one(rng, world.members)
-    if isinstance(member, AgentMember):
-        _blame(world, member.process)
-    name = member.process.name
-    member.process.kill()
-    return f"kill {name}", None, 0.0
+    process: Process = _one(rng, world.members).process
+
+    def kill() -> None:
+        _blame(world, process)
+        process.kill()
+
+    _now_or_at_pause(process, rng, kill)
+    return f"kill {process.name}", None, 0.0
 
 
 def _blame(world: "World", owner: Process, *, engine: Any = None) -> None:
@@ -124,8 +134,12 @@ def _stop(world: "World", rng: Rng) -> Found:
     process: Process = _one(rng, world.members).process
     if not process.is_alive:
         return None
-    _blame(world, process)
-    process.stop()
+
+    def stop() -> None:
+        _blame(world, process)
+        process.stop()
+
+    _now_or_at_pause(process, rng, stop)
     return f"stop {process.name}", process.resume, _about_a_lease_s(world, rng)
 
 
@@ -196,6 +210,21 @@ def _disk_full(world: "World", rng: Rng) -> Found:
     return f"the disk of files has {world.disk.free_bytes} bytes left", undo, float(rng.exponential(60.0))
 
 
+def _disk_full_and_failing_store(world: "World", rng: Rng) -> Found:
+    """Nothing can be noted in a file meanwhile of what the store did not take."""
+    lasts_s = float(rng.exponential(60.0))
+    world.disk.free_bytes = 0
+    found = _set(world, "fails", 0.3, "the disk of files is full, and transactions fail", lasts_s)
+    assert found is not None and found[1] is not None
+    text, over, _ = found
+
+    def undo() -> None:
+        world.disk.free_bytes = None
+        over()
+
+    return text, undo, lasts_s
+
+
 def _clock_jump(world: "World", rng: Rng) -> Found:
     process: Process = _one(rng, world.members).process
     process.clock.ahead_s += float(rng.choice([-3_600.0, -60.0, 60.0, 3_600.0, 90_000.0]))
@@ -211,6 +240,25 @@ def _drain(world: "World", rng: Rng) -> Found:
     agent: AgentMember = _one(rng, world.agents)
     world.store.members.order_end(f"agent:{agent.host.name}")
     return f"ask {agent.process.name} to end", None, 0.0
+
+
+def _restart(world: "World", rng: Rng) -> Found:
+    """An agent restarts, as on SIGHUP: its engines go on."""
+    agent: AgentMember = _one(rng, world.agents)
+    _blame(world, agent.process)
+    agent.must_restart.set()
+    return f"ask {agent.process.name} to restart", None, 0.0
+
+
+def _second_agent(world: "World", rng: Rng) -> Found:
+    """Someone starts a second agent of a host on another machine, while the first one lives: it must give up."""
+    agent: AgentMember = _one(rng, world.agents)
+    old = agent.process
+    if old.state is not State.RUNNING:
+        return None
+    agent.folder += 1
+    agent.start()
+    return f"start {agent.process.name} beside {old.name}", None, 0.0
 
 
 def _other_machine(world: "World", rng: Rng) -> Found:
@@ -235,6 +283,7 @@ def _lose_host(world: "World", rng: Rng) -> Found:
     for process in (agent.process, *agent.before):
         _blame(world, process)
         process.kill()
+    agent.lose_engines()
     return f"lose the host of {agent.process.name}", None, 0.0
 
 
@@ -251,9 +300,12 @@ _KINDS: Final[dict[str, Callable[["World", Rng], Found]]] = {
     "store away": _store_away,
     "store full": _store_full,
     "disk full": _disk_full,
+    "disk full and failing store": _disk_full_and_failing_store,
     "clock jump": _clock_jump,
     "store clock jump": _store_clock_jump,
     "drain": _drain,
+    "restart": _restart,
+    "second agent": _second_agent,
     "other machine": _other_machine,
     "lose a host": _lose_host,
 }

@@ -27,6 +27,9 @@ START_S: Final = 1_700_000_000.0
 _MOST_AT_ONCE: Final = 500_000
 """Events at one instant of virtual time, after which the members must be spinning."""
 
+_MOST_AT_END: Final = 10_000
+"""Events after each of the calls that end all tasks of a world."""
+
 
 class Spinning(Exception):
     """Members do work again and again in no time."""
@@ -95,6 +98,7 @@ class Kernel:
         if thread is self._main or self.is_over:
             return
         process: Process = thread.process  # type: ignore[attr-defined]
+        process.reach_pause()
         self.after(process, delay_s, thread.switch)
         self._main.switch()
 
@@ -124,9 +128,12 @@ class Kernel:
             for process in self.processes:
                 for task in list(process.tasks):
                     task.cancel()
-            while self._ready:
+            for _ in range(_MOST_AT_END):  # anyio cancels a task at every turn of its loop until it has ended
+                if not self._ready:
+                    break
                 process, call = self._ready.popleft()
                 process.step(call)
+        self._ready.clear()
         self.processes.clear()
 
 
@@ -162,6 +169,8 @@ class Process(asyncio.AbstractEventLoop):
         """What its event loop had to report."""
         self.disturbed_s = float("-inf")
         """Last time at which it was stopped or cut off, or found the store away."""
+        self.at_pause: Callable[[], None] | None = None
+        """Called once, when a thread of the process is before or after a transaction or a write next."""
         kernel.processes.append(self)
 
     @property
@@ -188,8 +197,15 @@ class Process(asyncio.AbstractEventLoop):
         if self.is_alive:
             self.state, self.disturbed_s = State.STOPPED, self.kernel.now_s
 
+    def reach_pause(self) -> None:
+        """Note that a thread pauses: a fault may have waited for that."""
+        call, self.at_pause = self.at_pause, None
+        if call is not None:
+            call()
+
     def resume(self) -> None:
         """Go on where it was stopped."""
+        self.at_pause = None
         if self.state is State.STOPPED:
             self.state, self.disturbed_s = State.RUNNING, self.kernel.now_s
             for call in self.backlog:

@@ -13,6 +13,7 @@ from sloserve.fleet.agent.agent_server import AgentServer
 from sloserve.fleet.agent.claims import cancelled
 from sloserve.fleet.agent.costs import SHARE_S, Costs, SharedCosts
 from sloserve.fleet.agent.engine import EngineLimits
+from sloserve.fleet.agent.engine_note import read_note
 from sloserve.fleet.agent.engine_spec import EngineModel
 from sloserve.fleet.agent.following import Following
 from sloserve.fleet.agent.host_fence import HostFence
@@ -32,11 +33,12 @@ from sloserve.fleet.run.agent_process import STOP_S
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store
 from sloserve.fleet.supervised import supervised
-from tests.fleet.faults.engines import EngineTimes, SimulatedEngine, SimulatedLauncher
+from tests.fleet.faults.engines import EngineTimes, KeptEngines, SimulatedEngine
 from tests.fleet.faults.kernel import Kernel, Process
 from tests.fleet.faults.network import Network
 from tests.fleet.faults.storage import Disk, ReachedDatabase, ReachedFolder, StoreTrouble
 
+_LOOK_S: Final = 0.1
 SEQS: Final = 4
 """Requests that an engine runs at once."""
 
@@ -55,6 +57,7 @@ class Knobs:
         page: Rows of a page of results.
         silent_max_s: Seconds of silence after which a gateway gives an engine up.
         hung_s: The same of an agent.
+        alone_s: Seconds for which engines go on without an agent.
     """
 
     pace: float = 1.0
@@ -66,6 +69,7 @@ class Knobs:
     page: int = 3
     silent_max_s: float = 60.0
     hung_s: float = 30.0
+    alone_s: float = 0.0
 
 
 @dataclass
@@ -75,7 +79,9 @@ class Ground:
     Args:
         began: Called with an engine and a request that it begins.
         watched: Returns the transaction that members get, for one of the store.
+        lost: Called with the process of an agent that finds that another has its host.
         holders: Holders of claims, by process.
+        kept: Engines that outlive their agents, by state folder.
     """
 
     kernel: Kernel
@@ -90,9 +96,11 @@ class Ground:
     times: EngineTimes
     began: Callable[[SimulatedEngine, str], None]
     watched: Callable[[Any], Any]
+    lost: Callable[[Process], None]
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
     engines: list[SimulatedEngine] = field(default_factory=list)
     holders: dict[str, str] = field(default_factory=dict)
+    kept: dict[Path, KeptEngines] = field(default_factory=dict)
 
     def store_of(self, process: Process) -> Store:
         """Return the store as a process reaches it."""
@@ -105,6 +113,12 @@ class Ground:
         )
         self.engines.append(engine)
         return engine
+
+    def kept_in(self, folder: Path, place: str) -> KeptEngines:
+        """Return the engines of the agents with this state folder."""
+        if folder not in self.kept:
+            self.kept[folder] = KeptEngines(self.kernel, place, self.knobs.alone_s, self.start_engine)
+        return self.kept[folder]
 
 
 class Member(ABC):
@@ -207,26 +221,37 @@ class PlannerMember(Member):
 
 
 class AgentMember(Member):
-    """An agent. folders: number of its state folder; another one is another machine's."""
+    """An agent. folder: number of its state folder; another one is another machine's."""
 
     kind = "agent"
 
     def __init__(self, ground: Ground, place: str, host: Host) -> None:
         super().__init__(ground, place)
         self.host, self.folder = host, 0
-        self.must_stop = asyncio.Event()
+        self.must_restart = asyncio.Event()
+        """Set to have it end as on SIGHUP: its engines go on."""
+
+    def state_folder(self, number: int) -> Path:
+        return self.ground.path / f"state-{self.host.name}-{number}"
+
+    def lose_engines(self) -> None:
+        """End all engines of the host, whichever agent started them."""
+        for number in range(self.folder + 1):
+            if (kept := self.ground.kept.get(self.state_folder(number))) is not None:
+                kept.kill_all()
 
     def _main(self, process: Process) -> Any:
-        self.must_stop = asyncio.Event()
-        return _Agent(self.ground, self.host, process, self.starts, self.folder).run(self.must_stop)
+        self.must_restart = asyncio.Event()
+        folder = self.state_folder(self.folder)
+        return _Agent(self.ground, self.host, process, self.starts, folder).run(self.must_restart)
 
 
 class _Agent:
     """The process of an agent, as :mod:`sloserve.fleet.run.agent_process` puts it together."""
 
-    def __init__(self, ground: Ground, host: Host, process: Process, number: int, folder: int) -> None:
+    def __init__(self, ground: Ground, host: Host, process: Process, number: int, folder: Path) -> None:
         self._ground, self._host, self._process = ground, host, process
-        self._state = ground.path / f"state-{host.name}-{folder}"
+        self._state = folder
         self._state.mkdir(exist_ok=True)
         self._run = ground.path / f"run-{host.name}-{number}"
         self._run.mkdir(exist_ok=True)
@@ -248,27 +273,31 @@ class _Agent:
             swaps=self._costs.swaps(names) if for_store else (),
         )
 
-    async def run(self, stopping: asyncio.Event) -> None:
+    async def run(self, restarting: asyncio.Event) -> None:
         ground, process, host, knobs = self._ground, self._process, self._host, self._ground.knobs
         fence = HostFence(host.name, self._store, self._state, knobs.lease_s)
         ground.holders[process.name] = fence.holder
         await fence.take()
         process.on_death.append(lambda: _unlock(fence))
         pulling = Pulling(self._store.requests, fence.holder, process.clock, None, lease_s=knobs.lease_s)  # type: ignore[arg-type]
-        launcher = SimulatedLauncher(process, lambda spec: ground.start_engine(process, spec))
+        kept = ground.kept_in(self._state, process.place)
+        found = [(engine, note) for engine, text in kept.begin(process) if (note := read_note(text)) is not None]
         parts = HostParts(
-            launcher,
+            kept,
             self._run,
             self._run,
             self._memory,
             self._costs,
             process.clock,
             limits=EngineLimits(start_s=120.0, control_s=60.0, canary_s=30.0, hung_s=knobs.hung_s),
+            note=kept.note,
         )
         models = {name: served(name) for name in ground.fleet.models_on(host)}
         drain_s = ground.fleet.switching.drain_max_s
         for name in host.instances:
             self._instances[name] = Instance(name, host.device, models, parts, pulling, drain_max_s=drain_s)
+            self._instances[name].adopt([(engine, note) for engine, note in found if note.instance == name])
+            self._instances[name].follow_file()
         endpoints = list(self._instances.values())
         state = StateRoute(
             lambda: self.report(for_store=False), lambda: tuple(one.standing for one in self._instances.values())
@@ -291,22 +320,41 @@ class _Agent:
             asyncio.create_task(supervised("no sign of life", beat, knobs.pace)),
             asyncio.create_task(supervised("costs are not shared", shared.turn, SHARE_S * 10 * knobs.pace)),
         ]
-        waits = [asyncio.ensure_future(one.wait()) for one in (stopping, fence.must_end, fence.lost)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        await cancelled([looking, *beside, *waits])
+        ends = [asyncio.ensure_future(one.wait()) for one in (fence.must_end, fence.lost)]
+        hung_up = asyncio.ensure_future(restarting.wait())
+        await asyncio.wait([*ends, hung_up], return_when=asyncio.FIRST_COMPLETED)
+        leaves = not any(one.done() for one in ends)
+        if leaves:
+            held = asyncio.ensure_future(_without_switch(endpoints))
+            await asyncio.wait([*ends, held], return_when=asyncio.FIRST_COMPLETED)
+            leaves = not any(one.done() for one in ends)
+            ends.append(held)
+        await cancelled([looking, *beside, *ends, hung_up])
         await following.stop()
         if fence.lost.is_set():
+            ground.lost(process)
             await pulling.stop(0.0)
+        elif leaves:
+            await pulling.stop(STOP_S)
         else:
             draining = asyncio.gather(*(one.drain(drain_s) for one in endpoints))
             await pulling.stop(STOP_S)
             await draining
         for instance in endpoints:
-            await instance.close()
+            await (instance.leave() if leaves else instance.close())
+        if not leaves:
+            await kept.close()
         try:
-            await fence.leave()
+            await fence.leave(to_next=leaves)
         except StoreError:
             pass
+
+
+async def _without_switch(instances: list[Instance]) -> None:
+    """Return once no switch is on its way on any instance, and none will be."""
+    while any(one.is_switching for one in instances):
+        await asyncio.sleep(_LOOK_S)
+    await asyncio.gather(*(one.hold() for one in instances))
 
 
 def served(name: str) -> EngineModel:

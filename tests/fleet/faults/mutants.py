@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tests.bounded import within
 
-_HOURS: Final = 0.05
+_HOURS: Final = 0.1
 _LOADED_BEFORE: Final = ("aiohttp", "numpy", "starlette.applications", "pydantic", "prometheus_client", "yaml")
 """Packages that the product loads, and that take the longest."""
 
@@ -169,10 +169,16 @@ MUTANTS: Final = (
         "for id in frozenset[int]():",
     ),
     Mutant(
-        "a result that is not committed is dropped",
-        "agent.line_service",
-        "                await self._commit(result)\n                return\n            await asyncio.sleep(RETRY_S)",
-        "                await self._commit(result)\n            return",
+        "the use of a result that does not count is counted",
+        "store.requests",
+        "            _count_use(session, ended)",
+        "            _count_use(session, first.values())",
+    ),
+    Mutant(
+        "the body of a line that has ended stays",
+        "store.requests",
+        "            _forget_bodies(session, (r.id for r in ended))\n",
+        "",
     ),
     Mutant(
         "only one of a group learns that its commit failed",
@@ -245,6 +251,18 @@ MUTANTS: Final = (
         "gateway.dispatch",
         "        sent.end(refused=refused, gone=gone)\n        self._parts.hold",
         "        self._parts.hold",
+    ),
+    Mutant(
+        "an engine that is not taken over goes on",
+        "agent.engine_set",
+        "            process.kill()\n            return None\n        engine = Engine(model",
+        "            return None\n        engine = Engine(model",
+    ),
+    Mutant(
+        "a sleeping engine that is taken over counts as awake",
+        "agent.engine_set",
+        "engine.level, engine.parked, engine.adapters = note.level,",
+        "engine.level, engine.parked, engine.adapters = 0,",
     ),
     Mutant(
         "lines of a batch that is not validated any more are accepted",

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 from sloserve.fleet.store.database import Params, Session
 from sloserve.fleet.store.request_sql import FINISH
 from tests.fleet.faults.engines import SimulatedEngine
-from tests.fleet.faults.kernel import State
+from tests.fleet.faults.kernel import Process, State
 
 if TYPE_CHECKING:
+    from tests.fleet.faults.users import SentBatch
     from tests.fleet.faults.world import World
 
 _ENDED: Final = "('done', 'failed', 'expired', 'cancelled')"
@@ -23,6 +24,8 @@ TRIGGERS: Final = (
     "CREATE TABLE protocol_fault (text text)",
     f"""CREATE TRIGGER revived AFTER UPDATE OF state ON request WHEN OLD.state IN {_ENDED} AND NEW.state <> OLD.state
         {_NOTE} (OLD.id || ' was ' || OLD.state || ' and is ' || NEW.state); END""",
+    f"""CREATE TRIGGER finished AFTER UPDATE OF state ON request WHEN NEW.state = 'done' AND OLD.state <> 'claimed'
+        {_NOTE} (OLD.id || ' was ' || OLD.state || ' and is done'); END""",
     f"""CREATE TRIGGER claimed AFTER UPDATE OF state ON request WHEN NEW.state = 'claimed'
         AND (OLD.state <> 'queued' OR NEW.attempt <> OLD.attempt + 1 OR NEW.claim IS NULL)
         {_NOTE} (OLD.id || ' was ' || OLD.state || ' at attempt ' || OLD.attempt || ' and is claimed for attempt ' ||
@@ -35,7 +38,9 @@ TRIGGERS: Final = (
 )
 """Statements that have the store note what no step of the protocol does."""
 _HELD: Final = """
-    SELECT r.state, r.batch, c.agent FROM request r LEFT JOIN claim c ON c.id = r.claim WHERE r.id = :id"""
+    SELECT r.state, r.batch, c.agent, c.until_s FROM request r LEFT JOIN claim c ON c.id = r.claim WHERE r.id = :id"""
+_ENDED_OTHERWISE: Final = """
+    SELECT count(*) FROM request r WHERE r.state = 'queued' AND r.attempt = 0 AND r.batch = :batch"""
 
 
 def lapse_s(world: "World") -> float:
@@ -78,14 +83,16 @@ class Oracles:
         if not self._is_held(engine, request):
             # It may just have been given back, and then its end is on its way to the engine.
             world.kernel.after(engine.process, 0.5, lambda: self._must_have_left(engine, request))
+        self._has_lease(engine, request)
         self._runs_alone(engine, request)
         self._is_wanted(request)
 
     def look(self) -> None:
         """Look whether a step was made that the protocol forbids, and whether a host has two agents with engines."""
         world, now_s = self._world, self._world.kernel.now_s
-        recent_s = 2.0 * world.knobs.lease_s + 60.0 + 10.0 * world.knobs.pace
+        recent_s = 20.0 + 5.0 * world.knobs.pace
         self._all_are_held()
+        self._cancelled_have_left()
         world.violations += self._forbidden()
         owners: dict[str, set[str]] = {}
         for engine in world.ground.engines:
@@ -97,6 +104,11 @@ class Oracles:
             if len(names) > 1:
                 world.violations.append(f"{place} has {len(names)} agents with engines: {sorted(names)}")
 
+    def lost_host(self, process: Process) -> None:
+        """Note that an agent finds that another has its host: nothing else may have kept it from renewing its lease."""
+        if self._is_undisturbed(process):
+            self._world.violations.append(f"{process.name} was well, and another agent has its host")
+
     def _forbidden(self) -> list[str]:
         """Return the steps that the protocol forbids."""
         with self._world.inner.reading() as session:
@@ -105,18 +117,35 @@ class Oracles:
     def _row(self, request: str) -> tuple[Any, ...]:
         with self._world.inner.reading() as session:
             found = session.rows(_HELD, id=request)
-        return found[0] if found else (None, None, None)
+        return found[0] if found else (None, None, None, None)
 
     def _is_held(self, engine: SimulatedEngine, request: str) -> bool:
-        state, _, agent = self._row(request)
+        state, _, agent, _ = self._row(request)
         return state == "claimed" and agent == self._world.ground.holders.get(engine.owner.name)
 
     def _is_calm(self, engine: SimulatedEngine) -> bool:
         """Return whether nothing can have kept the agent of an engine from renewing its leases."""
+        return self._is_undisturbed(engine.owner) and not self._was_stopped(engine)
+
+    def _was_stopped(self, engine: SimulatedEngine) -> bool:
+        """Return whether the engine was stopped a short while ago: what it begins and ends then comes late."""
+        return engine.process.state is State.STOPPED or engine.process.disturbed_s > self._world.kernel.now_s - 60.0
+
+    def _is_undisturbed(self, process: Process) -> bool:
         world = self._world
         since_s = world.kernel.now_s - lapse_s(world)
-        last_s = max(engine.owner.disturbed_s, world.store_clock.set_s, world.trouble.since_s)
-        return engine.owner.state is State.RUNNING and last_s < since_s
+        last_s = max(process.disturbed_s, world.store_clock.set_s, world.trouble.since_s)
+        return process.state is State.RUNNING and last_s < since_s
+
+    def _has_lease(self, engine: SimulatedEngine, request: str) -> None:
+        """Check that a line is sent within the lease of its claim, by which no other agent can have it."""
+        world = self._world
+        since_s = world.kernel.now_s - 2.0 * world.knobs.lease_s
+        if self._was_stopped(engine) or world.store_clock.set_s > since_s or not self._is_held(engine, request):
+            return
+        late_s = world.store_clock.now_s() - self._row(request)[3]
+        if late_s > 0.0:
+            world.violations.append(f"{request} was sent to {engine.process.name} {late_s:.1f} s after its lease")
 
     def _all_are_held(self) -> None:
         for engine in self._world.ground.engines:
@@ -133,7 +162,7 @@ class Oracles:
         if engine.owner.state is State.STOPPED or world.trouble.latency_s > 0.01:
             return
         if request in engine.running and not self._is_held(engine, request):
-            state, _, agent = self._row(request)
+            state, _, agent, _ = self._row(request)
             text = f"{request} was sent to {engine.process.name}, and is {state} for {agent}"
             world.violations.append(text)
 
@@ -145,13 +174,32 @@ class Oracles:
 
     def _is_wanted(self, request: str) -> None:
         """Check, in a healthy fleet, that no engine begins a line of a batch that was cancelled a while ago."""
+        if (after_s := self._cancelled_for_s(request)) is not None:
+            self._world.violations.append(f"{request} begins {after_s:.0f} s after its cancel")
+
+    def _cancelled_have_left(self) -> None:
+        """Check, in a healthy fleet, that no line of a batch that was cancelled a while ago waits or runs."""
         world = self._world
-        since_s = world.kernel.now_s - world.knobs.lease_s - 15.0 * world.knobs.pace - 30.0
-        if world.quiet_s > since_s:
-            return
-        batch = self._row(request)[1]
+        for engine in world.ground.engines:
+            for request in [one for one in engine.running if one.startswith("batch_req")]:
+                if not self._was_stopped(engine) and (after_s := self._cancelled_for_s(request)) is not None:
+                    world.violations.append(f"{request} runs {after_s:.0f} s after its cancel")
         for sent in world.users.ledger.batches:
-            if sent.id == batch and sent.cancelled_s < since_s:
-                world.violations.append(
-                    f"{request} begins {world.kernel.now_s - sent.cancelled_s:.0f} s after its cancel"
-                )
+            if self._is_long_cancelled(sent):
+                with world.inner.reading() as session:
+                    (count,) = session.rows(_ENDED_OTHERWISE, batch=sent.id)[0]
+                if count:
+                    world.violations.append(f"{count} lines of {sent.id} wait long after its cancel")
+
+    def _cancelled_for_s(self, request: str) -> float | None:
+        """Return for how long a line has been cancelled, if no engine may have it any more; else ``None``."""
+        batch = self._row(request)[1]
+        found = (one for one in self._world.users.ledger.batches if one.id == batch and self._is_long_cancelled(one))
+        sent = next(found, None)
+        return None if sent is None else self._world.kernel.now_s - sent.cancelled_s
+
+    def _is_long_cancelled(self, sent: "SentBatch") -> bool:
+        """Return whether a batch was cancelled so long ago that gateways and agents have acted on it."""
+        knobs, now_s = self._world.knobs, self._world.kernel.now_s
+        since_s = now_s - knobs.lease_s / 2.0 - 5.0 * knobs.pace - 10.0
+        return self._world.quiet_s < since_s and sent.cancelled_s < since_s

@@ -71,6 +71,7 @@ class ReachedDatabase:
     def transaction(self) -> Iterator[Session]:
         self._begin()
         if self._trouble.is_full and self._kernel.is_in_thread:
+            self._process.disturbed_s = self._kernel.now_s
             raise StoreFull("the disk of the store is full")
         with self._inner.transaction() as session:
             yield self._watched(session)

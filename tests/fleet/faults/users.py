@@ -105,6 +105,7 @@ class Users:
         tenants: Their tenants, each with its key.
         poison: Part of their files that have a line which kills engines.
         most_tokens: Most tokens of a response.
+        most_lines: Most lines of a file.
     """
 
     def __init__(
@@ -116,10 +117,12 @@ class Users:
         tenants: Mapping[str, str],
         poison: float,
         most_tokens: int,
+        most_lines: int,
     ) -> None:
         self.process, self.ledger = process, Ledger()
         self._network, self._gateways, self._models = network, gateways, models
         self._keys, self._poison, self._most_tokens = tenants, poison, most_tokens
+        self._most_lines = most_lines
         self._rng = process.kernel.rng
         self._count = 0
         self.is_over = False
@@ -142,7 +145,9 @@ class Users:
                 kind = float(self._rng.random())
                 self.spawn(
                     self.upload_and_create(self._tenant())
-                    if kind < 0.6
+                    if kind < 0.55
+                    else self.cancel_soon(self._tenant())
+                    if kind < 0.65
                     else self.cancel()
                     if kind < 0.75
                     else self.delete()
@@ -153,7 +158,7 @@ class Users:
                 )
 
     async def upload_and_create(self, tenant: str, lines: int | None = None, window: str | None = None) -> None:
-        file = self._file(tenant, int(self._rng.integers(1, 16)) if lines is None else lines)
+        file = self._file(tenant, int(self._rng.integers(1, self._most_lines + 1)) if lines is None else lines)
         await self.upload(file)
         if file.id is not None:
             await self.create(file, window or ("10m" if self._rng.random() < 0.1 else "24h"))
@@ -169,11 +174,11 @@ class Users:
         form = _form(self._file(tenant, 10).content())
         await self._call("POST", "/v1/files", tenant, [form[: len(form) // 2]], _FORM, breaks_off=True)
 
-    async def create(self, file: SentFile, window: str = "24h") -> None:
+    async def create(self, file: SentFile, window: str = "24h") -> SentBatch | None:
         self._count += 1
         path, gateway = self._gateway()
         if gateway is None:
-            return
+            return None
         batch = SentBatch(self._count, file.tenant, file, gateway, window, asked_s=self.process.kernel.now_s)
         self.ledger.batches.append(batch)
         asked = {
@@ -187,6 +192,7 @@ class Users:
         )
         if batch.status == 200:
             batch.id = json.loads(body)["id"]
+        return batch
 
     async def create_again(self) -> None:
         """Create a further batch of a file."""
@@ -205,6 +211,14 @@ class Users:
         if status == 200:
             batch.cancel_accepted = True
             batch.cancelled_s = min(batch.cancelled_s, self.process.kernel.now_s)
+
+    async def cancel_soon(self, tenant: str) -> None:
+        """Create a batch, and cancel it while its lines are accepted, or soon after."""
+        file = self._file(tenant, int(self._rng.integers(1, self._most_lines + 1)))
+        await self.upload(file)
+        if file.id is not None and (batch := await self.create(file)) is not None and batch.id is not None:
+            await asyncio.sleep(float(self._rng.exponential(2.0)))
+            await self.cancel_one(batch)
 
     async def create_and_cancel(self, tenant: str, pace: float) -> None:
         """Create a batch that takes a while, and cancel it once a part of it runs."""
@@ -252,6 +266,15 @@ class Users:
             sent.outcome = _ending(sent.status, whole)
         except Broken:
             sent.outcome = "broken"
+        return sent
+
+    async def stream_again(self, tenant: str, tries: int) -> SentStream | None:
+        """Ask for a stream, again if it breaks off: one that is parked for longer than gateways wait does."""
+        sent = None
+        for _ in range(tries):
+            sent = await self.stream(tenant, leaves=0.0)
+            if sent is not None and sent.outcome == "whole":
+                break
         return sent
 
     # How they do it.

@@ -39,6 +39,8 @@ from tests.fleet.faults.users import Users
 TENANTS: Final = {"acme": "key-of-acme-0000000", "bolt": "key-of-bolt-0000000", "core": "key-of-core-0000000"}
 SETTLE_S: Final = 3_600.0
 """Seconds without faults after which everything must have come to its end."""
+_TRIES: Final = 4
+"""Streams of each tenant after that, of which one must be whole."""
 _LOOK_S: Final = 10.0
 _TIDY_S: Final = 15.0
 _FLEET: Final = """
@@ -94,6 +96,7 @@ class World:
             page=choice(1, 3, 256),
             silent_max_s=choice(20.0, 60.0),
             hung_s=choice(10.0, 30.0),
+            alone_s=choice(0.0, 20.0, 120.0),
         )
         self.knobs.planner_lease_s = max(self.knobs.planner_lease_s, 3.0 * self.knobs.pace)
         self.times = EngineTimes(
@@ -103,8 +106,9 @@ class World:
             fails_to_start=choice(0.0, 0.0, 0.1),
         )
         self.gateway_count, self.planner_count = choice(1, 2, 2), choice(1, 2)
-        self.every_s, self.streams = choice(5.0, 10.0, 30.0), choice(0.1, 0.3, 0.6)
+        self.every_s, self.streams = choice(3.0, 5.0, 10.0, 30.0), choice(0.1, 0.3, 0.6)
         self.poison, self.most_tokens = choice(0.0, 0.0, 0.05, 0.2), choice(5, 20, 40)
+        self.most_lines = choice(15, 15, 30)
 
     def __enter__(self) -> "World":
         with ExitStack() as stack:
@@ -150,6 +154,7 @@ class World:
             self.times,
             self.oracles.began,
             lambda session: WatchedSession(session, self.violations),
+            self.oracles.lost_host,
         )
         self.gateways = [GatewayMember(self.ground, f"gateway-{i}") for i in range(self.gateway_count)]
         self.planners = [PlannerMember(self.ground, f"planner-{i}") for i in range(self.planner_count)]
@@ -162,6 +167,7 @@ class World:
             TENANTS,
             self.poison,
             self.most_tokens,
+            self.most_lines,
         )
 
     @property
@@ -211,8 +217,8 @@ class World:
             ):
                 break
         self.note(f"settled after {self.kernel.now_s - begun_s:.0f} s")
-        self.last_streams = [self.users.spawn(self.users.stream(tenant, leaves=0.0)) for tenant in TENANTS]
-        for _ in range(math.ceil(240.0 / _LOOK_S)):
+        self.last_streams = [self.users.spawn(self.users.stream_again(tenant, _TRIES)) for tenant in TENANTS]
+        for _ in range(math.ceil(_TRIES * 120.0 / _LOOK_S)):
             if all(task.done() for task in self.last_streams):
                 break
             self._run_until(self.kernel.now_s + _LOOK_S)
