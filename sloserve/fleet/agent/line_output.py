@@ -148,6 +148,12 @@ class LineOutput:
         return self._finish is not None
 
     @property
+    def _has_all(self) -> bool:
+        """Whether nothing is left to generate, whether or not the engine has said so."""
+        limit = self.max_tokens
+        return self.is_complete or (limit is not None and self._made >= limit)
+
+    @property
     def max_tokens(self) -> int | None:
         """Output tokens that the engine is asked for; ``None`` for no limit, or for several outputs."""
         if whole(self._body.get("n")) not in (None, 1):
@@ -218,9 +224,12 @@ class LineOutput:
             raise TooLong
 
     def progress(self) -> bytes | None:
-        """Return what another engine goes on from; ``None`` if it starts from scratch."""
+        """Return what another engine goes on from; ``None`` if it starts from what it had before, or from scratch.
+
+        A complete output is computed again: an engine that went on from it would write beyond its end.
+        """
         before = self._before
-        if not self.is_streamed or self._other or (not self._tokens and before is None):
+        if not self.is_streamed or self._other or self._has_all or (not self._tokens and before is None):
             return None
         if before is None:
             if not self._prompt:

@@ -260,6 +260,20 @@ def test_a_line_with_more_than_text_is_computed_from_scratch(content: Any, goes_
     assert goes_on or json.loads(again.body()) == body
 
 
+@pytest.mark.parametrize(("generated", "reason", "goes_on"), [(2, None, True), (2, "stop", False), (3, None, False)])
+def test_a_complete_output_is_not_continued(generated: int, reason: str | None, goes_on: bool) -> None:
+    """The connection broke off after the last token and before the end of the stream, and a token too many came."""
+    body = json.dumps({"model": "m", "prompt": "a", "max_tokens": 3}).encode()
+    output = LineOutput.of(Claimed("l", 1, body, COMPLETIONS, "batch", None))
+    for number in range(generated):
+        choice = {"index": 0, "text": "x", "token_ids": [5], "prompt_token_ids": [1]}
+        choice |= {"finish_reason": reason if number == generated - 1 else None}
+        output.add(
+            b"data: " + json.dumps({"id": "c", "created": 1, "model": "m", "choices": [choice]}).encode() + b"\n\n"
+        )
+    assert (output.progress() is not None) is goes_on
+
+
 @pytest.mark.slow
 def test_engines_die_with_their_agent_however_it_ends(tmp_path: Path) -> None:
     """The agent is killed, and its engine is gone within the time allowed."""

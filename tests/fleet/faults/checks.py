@@ -141,8 +141,9 @@ def _results(world: "World", sent: SentBatch, batch: Batch, name: str) -> Found:
         yield "two results", f"{name}: {twice}"
     lost = [id for id in lines if id not in times]
     was_validated = BatchState.IN_PROGRESS.value in batch.stamps
-    # A batch that is cancelled before any of its lines was accepted has no lines.
-    if lost and not (batch.state is BatchState.CANCELLED and not was_validated and not batch.lines and not rows):
+    # A batch that is cancelled before any of its lines was accepted has no lines; else its file has the others.
+    is_early = batch.state is BatchState.CANCELLED and not was_validated
+    if lost and not (is_early and (sent.file.delete_asked or not (batch.lines or rows))):
         yield "lost lines", f"{name}: {len(lost)} of {len(lines)}: {lost[:3]}"
     if strange := times.keys() - lines.keys():
         yield "strange lines", f"{name}: {strange}"

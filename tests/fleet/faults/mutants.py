@@ -223,6 +223,12 @@ MUTANTS: Final = (
         '        text = "".join(self._text)\n        is_chat',
     ),
     Mutant(
+        "a complete output is continued",
+        "agent.line_output",
+        "        return self.is_complete or (limit",
+        "        return False and (limit",
+    ),
+    Mutant(
         "a request's id is new each time that its line is accepted",
         "batch_api.ids",
         '    return f"batch_req_{_digest(batch, str(line))}"',

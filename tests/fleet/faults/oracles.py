@@ -201,5 +201,5 @@ class Oracles:
     def _is_long_cancelled(self, sent: "SentBatch") -> bool:
         """Return whether a batch was cancelled so long ago that gateways and agents have acted on it."""
         knobs, now_s = self._world.knobs, self._world.kernel.now_s
-        since_s = now_s - knobs.lease_s / 2.0 - 5.0 * knobs.pace - 10.0
+        since_s = now_s - knobs.lease_s / 2.0 - knobs.pace - 5.0
         return self._world.quiet_s < since_s and sent.cancelled_s < since_s

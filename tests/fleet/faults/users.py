@@ -223,7 +223,7 @@ class Users:
     async def create_and_cancel(self, tenant: str, pace: float) -> None:
         """Create a batch that takes a while, and cancel it once a part of it runs."""
         self.is_idle = False
-        file = self._file(tenant, 80, may_be_poison=False)
+        file = self._file(tenant, 80, may_be_poison=False, are_long=True)
         await self.upload(file)
         if file.id is not None:
             await self.create(file)
@@ -283,21 +283,23 @@ class Users:
         names = list(self._keys)
         return names[int(self._rng.integers(len(names)))]
 
-    def _file(self, tenant: str, lines: int, *, may_be_poison: bool = True) -> SentFile:
+    def _file(self, tenant: str, lines: int, *, may_be_poison: bool = True, are_long: bool = False) -> SentFile:
         self._count += 1
         route = CHAT if self._rng.random() < 0.3 else COMPLETIONS
         is_poison = may_be_poison and self._rng.random() < self._poison
         poisons = int(self._rng.integers(lines)) if is_poison else -1
-        made = [self._line(self._count, number, is_poison=number == poisons) for number in range(lines)]
+        made = [
+            self._line(self._count, number, is_poison=number == poisons, is_long=are_long) for number in range(lines)
+        ]
         return SentFile(tenant, route, made)
 
-    def _line(self, file: int, number: int, *, is_poison: bool = False) -> Line:
+    def _line(self, file: int, number: int, *, is_poison: bool = False, is_long: bool = False) -> Line:
         model = self._models[int(self._rng.integers(len(self._models)))]
         return Line(
             f"{file}.{number}",
             model,
             f"say {file} {number}",
-            int(self._rng.integers(1, self._most_tokens + 1)),
+            self._most_tokens if is_long else int(self._rng.integers(1, self._most_tokens + 1)),
             is_poison,
         )
 

@@ -30,14 +30,23 @@ from sloserve.fleet.store.store import Store
 from tests.fleet.faults.engines import EngineTimes
 from tests.fleet.faults.faults import Faults
 from tests.fleet.faults.kernel import START_S, Kernel, Process
-from tests.fleet.faults.members import AgentMember, GatewayMember, Ground, Knobs, Member, PlannerMember, TaskBatchWork
+from tests.fleet.faults.members import (
+    SEQS,
+    AgentMember,
+    GatewayMember,
+    Ground,
+    Knobs,
+    Member,
+    PlannerMember,
+    TaskBatchWork,
+)
 from tests.fleet.faults.network import Network, SimulatedSession
 from tests.fleet.faults.oracles import TRIGGERS, Oracles, WatchedSession, lapse_s
 from tests.fleet.faults.storage import Disk, StoreClock, StoreTrouble
 from tests.fleet.faults.users import Users
 
 TENANTS: Final = {"acme": "key-of-acme-0000000", "bolt": "key-of-bolt-0000000", "core": "key-of-core-0000000"}
-SETTLE_S: Final = 3_600.0
+SETTLE_S: Final = 7_200.0
 """Seconds without faults after which everything must have come to its end."""
 _TRIES: Final = 4
 """Streams of each tenant after that, of which one must be whole."""
@@ -101,14 +110,18 @@ class World:
         self.knobs.planner_lease_s = max(self.knobs.planner_lease_s, 3.0 * self.knobs.pace)
         self.times = EngineTimes(
             start_s=choice(2.0, 10.0),
-            step_s=choice(0.05, 0.5, 1.0),
+            step_s=choice(0.05, 0.5, 1.0, 2.0),
             control_s=choice(0.2, 2.0),
             fails_to_start=choice(0.0, 0.0, 0.1),
         )
         self.gateway_count, self.planner_count = choice(1, 2, 2), choice(1, 2)
         self.every_s, self.streams = choice(3.0, 5.0, 10.0, 30.0), choice(0.1, 0.3, 0.6)
         self.poison, self.most_tokens = choice(0.0, 0.0, 0.05, 0.2), choice(5, 20, 40)
-        self.most_lines = choice(15, 15, 30)
+        self.most_lines = choice(15, 30)
+        # Twice what the fleet can serve at most: it must come to an end after the faults.
+        places = SEQS * sum(len(host.instances) for host in self.fleet.hosts.values())
+        batch_s = self.most_lines * self.most_tokens / 4.0 * self.times.step_s / places
+        self.every_s = max(self.every_s, batch_s / 2.0)
 
     def __enter__(self) -> "World":
         with ExitStack() as stack:
