@@ -22,6 +22,7 @@ _DUE, _PHASE, _CLASS, _WHY, _MISSED = (ROW.index(name) for name in ("due_s", "ph
 _TARGET_IN_WORDS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e", "tds": "TDS"}
 _FOR_OTHERS: Final = frozenset({Why.PLAN, Why.PLAN_LATER, Why.PLAN_OTHER, Why.PLAN_ALONE})
 _GAVE_WAY: Final = "the plan gave their places to others"
+_BEFORE: Final = "they were preempted before anyone watched"
 _CROWD: Final = 10
 """Waiting requests below which no tenant is named as the one that sent most of them."""
 
@@ -121,9 +122,10 @@ def _mostly(
     ((phase, count),) = Counter(int(row[_PHASE]) for row, _ in late).most_common(1)
     row, frame = min((one for one in late if one[0][_PHASE] == phase), key=lambda one: float(one[0][_DUE]))
     own = Cause(Why(int(row[_WHY])), float(row[_WHY + 1]), float(row[_WHY + 2]))
-    if own.why in _FOR_OTHERS:
+    if own.why in (*_FOR_OTHERS, Why.UNSEEN):
         said, advice = _of_head(frames)
-        return RequestPhase(phase), count, ("; ".join(filter(None, (_GAVE_WAY, said))), advice)
+        lost = _GAVE_WAY if own.why in _FOR_OTHERS else _BEFORE
+        return RequestPhase(phase), count, ("; ".join(filter(None, (lost, said))), advice)
     head = frame.head if phase == RequestPhase.WAITING else Cause()
     return RequestPhase(phase), count, told_with_head(own, head)
 

@@ -319,3 +319,7 @@ def test_the_cause_names_the_tenant_that_fills_the_queue() -> None:
     assert cause({"name": "globex", "waiting": 30}, {"name": "acme", "waiting": 0}).endswith(
         "; tenant globex sent all 30 waiting requests"
     )
+    made.rows[:, ROW.index("why")] = Why.UNSEEN
+    assert cause() == gave_way.replace(
+        "the plan gave their places to others", "they were preempted before anyone watched"
+    )
