@@ -65,7 +65,7 @@ def screen(view: View, most_rows: int, width: int, choice: ShownRows | None = No
     parts = (
         fleet(view, most_rows)
         if view.get("fleet")
-        else _server(view, most_rows, choice or ShownRows(), is_narrow=width < _WIDE)
+        else _server(view, most_rows, choice or ShownRows(), narrow=is_narrow(width))
     )
     return Group(*_headlines(view), *_load(view), *parts)
 
@@ -99,21 +99,28 @@ def _brief(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else figure(value)
 
 
-def _server(view: View, most_rows: int, choice: ShownRows, *, is_narrow: bool) -> Iterable[RenderableType]:
+def is_narrow(width: int) -> bool:
+    """Return whether a terminal of ``width`` characters has no room for every column."""
+    return width < _WIDE
+
+
+def _server(view: View, most_rows: int, choice: ShownRows, *, narrow: bool) -> Iterable[RenderableType]:
     title = Text.assemble(("sloserve  ", "bold"), plain(view["model"]))
     if view.get("server"):
         server = view["server"]
         versions = f"  sloserve {server['version']}, vLLM {server['vllm']}"
         title.append_text(plain(f"{versions}, up {duration(view['at_s'] - server['started_s'])}", DIM))
-    most_chars = CLASS_CHARS if is_narrow else MOST_CHARS
+    most_chars = CLASS_CHARS if narrow else MOST_CHARS
     yield title
     yield from _engines(view)
     # How the classes fare, and beside it, or below it on a narrow screen, what their requests do.
     yield Columns([_how_they_fare(view, most_chars), _what_they_do(view, most_chars)], padding=(0, 3))
     yield Text("met: requests that met all targets; TTFT, TPOT and e2e: median, 99th percentile of a minute", DIM)
+    # What follows is cut on a terminal that is too low, so what an operator needs least comes last.
+    yield Text()
+    yield requests(view, most_rows, choice, is_narrow=narrow)
+    yield from (*_tenants(view, most_chars), *_tasks(view, most_chars))
     yield from _promises(view, most_chars)
-    yield from (*_tenants(view, most_chars), *_tasks(view, most_chars), Text())
-    yield requests(view, most_rows, choice, is_narrow=is_narrow)
 
 
 def _engines(view: View) -> Iterable[RenderableType]:

@@ -11,8 +11,8 @@ from sloserve.cli.root import app
 from sloserve.core import json_text
 from sloserve.core.errors import ConfigError
 
-_OTHER_LINES: Final = 24
-"""The number of lines of a screen beside the rows of requests."""
+_LEAST_ROWS: Final = 3
+"""The rows of requests that even a low terminal shows."""
 _MOST_ROWS: Final = 40
 """The most rows of requests that ``status`` prints."""
 
@@ -98,7 +98,7 @@ def show(url: str) -> None:
 
     from sloserve.client.http_clients import host_of
     from sloserve.client.watching import watch
-    from sloserve.sim.report.live_screen import screen
+    from sloserve.sim.report.live_screen import is_narrow, screen
     from sloserve.sim.report.top_keys import TopState
     from sloserve.sim.report.top_screen import run
 
@@ -106,8 +106,10 @@ def show(url: str) -> None:
     host_of(url)  # a wrong address is refused before the screen is cleared
 
     def drawn(view: dict[str, Any], console: Console, state: TopState) -> RenderableType:
-        rows = max(console.height - _OTHER_LINES, 3)
         with _of_this_version(url):
-            return screen(view, rows, console.width, state.choice)
+            others = console.render_lines(screen(view, 0, console.width, state.choice), pad=False)
+            # A reason takes up to two lines on a narrow terminal; one line is for the keys, one for the table's head.
+            rows = (console.height - len(others) - 2) // (2 if is_narrow(console.width) else 1)
+            return screen(view, max(rows, _LEAST_ROWS), console.width, state.choice)
 
     run(lambda: watch(url, key), drawn, Console(highlight=False))

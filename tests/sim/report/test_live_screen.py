@@ -387,3 +387,12 @@ def test_the_count_of_late_requests_has_those_that_are_not_drawn() -> None:
     assert "1,234 requests have missed a deadline and cannot be in time any more (urgent 1,234)" in shown(
         late, width=200
     )
+
+
+def test_requests_come_before_tenants_tasks_and_predictions_which_a_low_terminal_cuts() -> None:
+    called = {"name": "3fa9", "class": "urgent", "calls": 2, "expected": 2, "open": 0, "began_s": 9.0, "due_s": 90.0,
+              "tools_s": 1.0, "called": True}  # fmt: skip
+    tenants = {"tenants": [tenant("acme"), tenant("globex")], "more_tenants": 0}
+    text = shown(overloaded(**tenants, tasks=[called], open_tasks=1), width=120)
+    places = [text.index(word) for word in ("met 1m", "0-3 ", "acme", "3fa9")]
+    assert places == sorted(places) and "10.0 late" not in text and "called" in text
