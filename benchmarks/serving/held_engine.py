@@ -81,8 +81,8 @@ class _AllTimed(Exception):
     """All steps were timed."""
 
 
-def engine_of(policy: str, running: int) -> Any:
-    """An engine of the profile in which so many requests may run."""
+def engine_of(policy: str, running: int, **more: Any) -> Any:
+    """An engine of the profile in which so many requests may run. more: further settings of ours."""
     from sloserve.vllm_plugin.virtual.engine import VirtualEngine
 
     profile = load_profile(PROFILE)
@@ -93,7 +93,9 @@ def engine_of(policy: str, running: int) -> Any:
     name, options = parse_policy(policy)
     classes = workload(WORKLOAD).slos.table.as_config()
     engine = VirtualEngine(
-        settings, profile, {"sloserve": {"policy": name, "policy_options": options, "profile": PROFILE, **classes}}
+        settings,
+        profile,
+        {"sloserve": {"policy": name, "policy_options": options, "profile": PROFILE, **classes, **more}},
     )
     if engine.scheduler.planner is not None:
         engine.scheduler.planner._cost = None  # plans are timed, as on a real engine, not charged virtual time

@@ -5,8 +5,10 @@ Usage: python -m benchmarks.serving.watch_cost [--quick] [--policies NAME ...]
 A virtual engine is held at so many requests, of which half run, as held_engine says; it makes steps without watchers
 and with three, in turns of as many steps. Timed is thread CPU time, with caches filled with other data between steps.
 Time of a watched engine is virtual, so that it shows two frames a second of the time that its steps take on the
-profile's device; what a frame takes is shared by the steps between two. The API process's part is real: it reads the
-engine's page, works out what has changed and writes a frame for all of its watchers. Writes results/watch_cost.json.gz.
+profile's device; what a frame takes is shared by the steps between two. Twenty tenants share the engine. The API
+process's part is real: it reads the engine's page, its own full windows, its load and 200 open tasks, works out what
+has changed and writes a frame for all of its watchers. Two costs of its own are timed beside it: ten minutes of history
+for a watcher that connects, and a sample of the load every five seconds. Writes results/watch_cost.json.gz.
 """
 
 import itertools
@@ -15,6 +17,8 @@ import logging
 import tempfile
 import time
 import timeit
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +27,16 @@ import numpy as np
 from benchmarks.arguments import parser_for
 from benchmarks.publish import RESULTS, write_result
 from benchmarks.serving.held_engine import WARM_UP, Stopwatch, engine_of, hold, requests_to_come
+from benchmarks.serving.watched_front_end import FrontEnd
 from sloserve.engine.metrics.engine_page import PageWriter
 from sloserve.engine.metrics.live_page import FRAME_EVERY_S, LiveWriter, find_live_pages
-from sloserve.engine.metrics.live_view import LiveView
-from sloserve.engine.metrics.process_page import Board
-from sloserve.wire.live_feed import changes, fitted, frame
+from sloserve.wire.live_feed import changes, fitted, frame, recent
 
 POLICIES = ("fcfs", "edf", "auto")
 REQUESTS = (500, 2000)
 WATCHERS = 3
+TENANTS = 20
+"""As many as a view names."""
 STEPS, TURN = 1200, 100
 """Timed in all, and in a row with or without watchers."""
 
@@ -46,14 +51,16 @@ class _Server:
     """One engine that is held at so many requests, and the view that an API process has of it."""
 
     def __init__(self, policy: str, requests: int, folder: Path) -> None:
-        self.engine, self.requests, self.clock = engine_of(policy, requests // 2), requests, Stopwatch()
+        self.engine = engine_of(policy, requests // 2, tenant_shares={"half_life_s": 30})
+        self.requests, self.clock = requests, Stopwatch()
         scheduler = self.engine.scheduler
         names = scheduler._settings.classes.names
-        scheduler._stats.publish_on(PageWriter(names, 0, folder))
+        scheduler._stats.publish_on(PageWriter(names, 0, folder, tenant_rows=scheduler._tenant_rows.size))
         scheduler.show_on(LiveWriter(len(names), 0, folder))
         self._time(scheduler)
         self.pages = [page for _ in range(WATCHERS) for page in find_live_pages(folder)]
-        self.view = LiveView(lambda: "model", names, lambda: [Board(len(names), 1)], self.engine._clock, folder=folder)
+        self.front_end = FrontEnd(names, self.engine._clock, folder)
+        self.view = self.front_end.view
 
     def _time(self, scheduler: Any) -> None:
         watched = scheduler._observers.watched
@@ -87,6 +94,26 @@ class _Server:
         """What a step without watchers costs: to find that there is none."""
         times = 10_000
         return min(timeit.repeat(lambda: self.is_due(1e9), number=times, repeat=5)) / times * 1e6
+
+    def api_costs(self) -> dict[str, Any]:
+        """What the API process does beside frames, and how much of each part a view has."""
+        front_end, view = self.front_end, self.view.read()
+        return {
+            "tenants": len(view["tenants"]),
+            "tasks": len(view["tasks"]),
+            "history_rows": len(recent(front_end.history())["rows"]),
+            "history_us": round(self.once_us(lambda: recent(front_end.history())), 1),
+            "sample_us": round(self.once_us(front_end.sampler.sample), 1),
+        }
+
+    def once_us(self, call: Callable[[], Any]) -> float:
+        """Microseconds of thread CPU time of one call, the median of twenty."""
+        took = []
+        for _ in range(20):
+            began = time.thread_time()
+            call()
+            took.append(time.thread_time() - began)
+        return float(np.median(took)) * 1e6
 
     def measure(self, steps: int, turn: int) -> dict[str, list[float]]:
         """Seconds of the steps and of the frames, and bytes of the frames."""
@@ -124,8 +151,12 @@ class _Server:
                 for page in self.pages:  # those that watched have left
                     page._memory.floats[0] = 0.0
 
-        hold(engine, clock, requests_to_come(self.requests * 60, 0), self.requests, steps, stepped)
+        hold(engine, clock, _of_tenants(requests_to_come(self.requests * 60, 0)), self.requests, steps, stepped)
         return found
+
+
+def _of_tenants(coming: Iterator[Any]) -> Iterator[Any]:
+    return (replace(request, tenant=f"tenant-{i % TENANTS}") for i, request in enumerate(coming))
 
 
 def row_of(policy: str, requests: int, asking_us: float, found: dict[str, list[float]]) -> dict[str, Any]:
@@ -162,7 +193,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             server = _Server(policy, requests, Path(folder))
             found = server.measure(steps, turn)
-            rows.append(row_of(policy, requests, server.asking_us(), found))
+            rows.append(row_of(policy, requests, server.asking_us(), found) | server.api_costs())
         print(json.dumps(rows[-1]), flush=True)
     if not given.quick:
         write_result(
