@@ -517,6 +517,27 @@ def tasks_map_reduce() -> pd.DataFrame:
 
 
 @table(
+    "tasks.mooncake",
+    rows=[
+        "stock",
+        "`fcfs`, swap",
+        "`auto`",
+        "`auto`, tasks",
+        "`auto`, swap",
+        "`auto`, tasks, swap",
+        "`edf-split`*",
+        "`plas`*",
+        "`continuum`*",
+        "`thunder-agent`*, 1 s",
+    ],
+    columns=["load 1", "load 1.5", "tokens/s, of stock's", "found, %"],
+)
+def tasks_mooncake() -> pd.DataFrame:
+    """Conversations of a production trace; in time are calls, by TTFT and TPOT."""
+    return tasks.in_time("mooncake")
+
+
+@table(
     "tasks.burst",
     rows=[
         "stock",

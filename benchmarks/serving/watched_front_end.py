@@ -74,7 +74,7 @@ class FrontEnd:
         for number in range(1, TASKS + 1):
             table.call_begins(number << 32, now_s, class_id=0, tenant=None, e2e_s=1e5 + number, hint=12)
         self.view = LiveView(
-            lambda: "model", names, lambda: [self.board], clock, folder,
+            lambda: "model", names, lambda: [self.board], clock, folder=folder,
             tasks=lambda most: tasks.open_tasks(clock.monotonic_s(), 600.0, most), parts=self.parts,
         )  # fmt: skip
 

@@ -274,6 +274,7 @@ class PlayedServer:
             "began_s": now_s - 95.0,
             "due_s": now_s - 5.0,
             "tools_s": 19.0,
+            "engine_s": 21.4,
             "called": False,
         }
         idle = {
