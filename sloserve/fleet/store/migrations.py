@@ -173,6 +173,13 @@ _USE_OF_LINES = tuple(
 )
 """Lines of batches that an agent of an older version serves are not in the rows."""
 
+_ENDED_PLACES = (
+    "DROP INDEX request_place",
+    "CREATE INDEX request_place ON request (batch, seq) WHERE finished_s IS NOT NULL",
+)
+"""The same index of ended requests alone, which are all that pages and deletions read: accepting and claiming a request
+do not change it."""
+
 STEPS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _ROUTES,
@@ -188,6 +195,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     _QUEUED_SUMS,
     _PROMISES,
     _USE_OF_LINES,
+    _ENDED_PLACES,
 )
 """Steps of the schema; step n leads from version n to n + 1."""
 

@@ -203,7 +203,7 @@ class PostgresDatabase:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ if reading else None
             connection.read_only = reading or None
             try:
-                with connection.transaction(), connection.cursor() as cursor:
+                with connection.transaction(), connection.cursor(binary=True) as cursor:
                     yield PostgresSession(cursor)
             except psycopg.errors.ReadOnlySqlTransaction:
                 connection.close()  # another server is the store now: the pool looks for it

@@ -98,10 +98,12 @@ SUMS: Final = """
     SELECT grp, model, class, count(*), CAST(sum(prompt_tokens) AS double precision), sum(output_tokens),
         sum(output_tokens * output_tokens), min(due_s), max(due_s), min(created_s)
     FROM request WHERE state = 'queued' GROUP BY grp, model, class ORDER BY grp, model, class"""
-RESULTS: Final = """
+# As the index request_place has it: pages and deletions read ended requests alone.
+_HAS_ENDED: Final = "finished_s IS NOT NULL"
+RESULTS: Final = f"""
     WITH page AS (
         SELECT seq, id, custom_id, line, state, result_bytes FROM request
-        WHERE batch = :batch AND seq > :after AND state NOT IN ('queued', 'claimed') ORDER BY seq LIMIT :most
+        WHERE batch = :batch AND seq > :after AND {_HAS_ENDED} ORDER BY seq LIMIT :most
     ), sized AS (SELECT page.*, sum(result_bytes) OVER (ORDER BY seq) - result_bytes AS before FROM page)
     SELECT z.seq, z.id, z.custom_id, z.line, z.state, s.status, s.body FROM sized z
     LEFT JOIN request_result s ON s.id = z.id WHERE z.before < :most_bytes ORDER BY z.seq"""
@@ -119,10 +121,13 @@ RESULT_BYTES: Final = """
     WHERE b.tenant = :tenant AND b.has_results = 1 AND b.state IN ('in_progress', 'finalizing', 'cancelling')"""
 ENDED_WITH_RESULTS: Final = """
     SELECT id FROM batch WHERE has_results = 1 AND state IN ('completed', 'expired', 'cancelled', 'failed')"""
-LAST_OF_PIECE: Final = """
-    SELECT max(seq) FROM
-        (SELECT seq FROM request WHERE batch = :batch AND seq > :after ORDER BY seq LIMIT :most) AS piece"""
-IN_PIECE: Final = "id IN (SELECT id FROM request WHERE batch = :batch AND seq > :after AND seq <= :last)"
+LAST_OF_PIECE: Final = f"""
+    SELECT max(seq) FROM (
+        SELECT seq FROM request WHERE batch = :batch AND seq > :after AND {_HAS_ENDED} ORDER BY seq LIMIT :most
+    ) AS piece"""
+IN_PIECE: Final = (
+    f"id IN (SELECT id FROM request WHERE batch = :batch AND seq > :after AND seq <= :last AND {_HAS_ENDED})"
+)
 RECENT: Final = """
     SELECT store_now() - created_s, model, class, prompt_tokens, output_tokens, due_s - created_s
     FROM request ORDER BY seq DESC LIMIT :most"""

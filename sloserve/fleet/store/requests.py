@@ -317,11 +317,11 @@ class Requests:
         return len(found)
 
     def forget(self, batch: str) -> int:
-        """Delete a batch's requests with all that belongs to them, and return how many they were."""
+        """Delete a batch's requests, which have ended, with all that belongs to them; return how many they were."""
         return self._delete(batch, ("request_body", "request_progress", "request_result", "request"))
 
     def _delete(self, batch: str, tables: Sequence[str]) -> int:
-        """Delete the rows of a batch's requests in ``tables``, :data:`PIECE` of them in a transaction.
+        """Delete the rows of a batch's ended requests in ``tables``, :data:`PIECE` of them in a transaction.
 
         Return the number of rows deleted from the last table.
         """

@@ -8,7 +8,7 @@ import pytest
 from sloserve.core.errors import StoreAway
 from sloserve.fleet.store.database import Database
 from sloserve.fleet.store.records import Batch, BatchState, Claim, DurableRequest, RequestState, Result
-from sloserve.fleet.store.request_sql import DUE, RESULT_BYTES, end_queued
+from sloserve.fleet.store.request_sql import DUE, LAST_OF_PIECE, RESULT_BYTES, RESULTS, end_queued
 from sloserve.fleet.store.requests import MOST_LOST, NO_ROOM, Requests
 from sloserve.fleet.store.sqlite import SqliteDatabase
 from sloserve.fleet.store.store import Store as OpenStore
@@ -295,6 +295,22 @@ def test_a_passed_deadline_is_found_by_its_index(store: Store) -> None:
             session.change("SET LOCAL enable_seqscan = off")
             plan, found = session.rows(f"EXPLAIN {statement}", **values), "Index Cond: (due_s <="
     assert any(found in str(row[-1]) for row in plan), plan
+
+
+@pytest.mark.parametrize("statement", [RESULTS, LAST_OF_PIECE])
+def test_pages_of_results_and_deletions_follow_the_index_of_ended_requests(store: Store, statement: str) -> None:
+    """Without it each page would sort its whole batch; it is of ended requests, so that claims do not change it."""
+    database = store.open()
+    OpenStore(database)
+    values = {"batch": "b", "after": 0, "most": 9} | ({"most_bytes": 9} if statement is RESULTS else {})
+    with database.transaction() as session:
+        if isinstance(database, SqliteDatabase):
+            plan = session.rows(f"EXPLAIN QUERY PLAN {statement}", **values)
+        else:
+            session.change("SET LOCAL enable_seqscan = off")
+            session.change("SET LOCAL enable_sort = off")
+            plan = session.rows(f"EXPLAIN {statement}", **values)
+    assert any("request_place" in str(row[-1]) for row in plan), plan
 
 
 def test_what_a_tenant_keeps_is_read_from_an_index_of_its_open_batches_alone(store: Store) -> None:
