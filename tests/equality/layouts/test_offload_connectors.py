@@ -120,5 +120,5 @@ def test_outputs(beside: Beside, subject: Subject) -> None:
     assert served.preemptions > 0 or not subject.name.startswith("chaos")
     seen = host_connectors.SEEN + folder_connector.SEEN
     assert seen["stores"] > 0, seen
-    # What is loaded without preemptions depends on how soon stores end, which a busy machine delays.
-    assert seen["loads"] > 0 or not served.preemptions, seen
+    # The two to four requests that vLLM itself preempts find their few blocks in the prefix cache again.
+    assert seen["loads"] > 0 or not subject.name.startswith("chaos"), seen
