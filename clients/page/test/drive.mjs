@@ -240,6 +240,12 @@ found.lanes = await page.evaluate(() => {
   });
 });
 await picture("watch-fleet.png");
+for (const width of [360, 1920, 1280]) {
+  await page.setViewportSize({ width, height: 860 });
+  await page.waitForTimeout(300);
+  found.scrolls.push(...await page.evaluate((width) => [...document.querySelectorAll("#fleet .wide")].filter((one) => one.scrollWidth > one.clientWidth + 1)
+    .map((one) => `${one.id} at ${width}: ${one.scrollWidth} of ${one.clientWidth}`), width));
+}
 await fetch(url + "../crowd");
 found.fleetHeap = [await after(70), await after(140)];
 found.errors = [...errors, ...found.errors];
