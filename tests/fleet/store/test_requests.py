@@ -378,7 +378,7 @@ def test_a_result_that_is_being_committed_when_its_engine_dies_is_kept(store: St
     requests = OpenStore(database).requests
     add(requests, 1)
     claim = claimed(requests, 1)
-    finished = "UPDATE request SET state = 'done', claim = NULL"
+    finished = "UPDATE request SET state = 'done', finished_s = store_now(), claim = NULL"
     kept = "INSERT INTO request_result (id, status, body) VALUES ('r000', 200, :body)"
     with database.transaction() as session:
         session.change("UPDATE claim SET alone = 1")
@@ -407,7 +407,7 @@ def test_sums_are_those_of_the_queued_requests(requests: Requests) -> None:
 def test_nothing_is_left_of_a_batch_that_is_forgotten(store: Store) -> None:
     opened = OpenStore(store.open())
     add(opened.requests, 2)
-    opened.requests.finish(done(claimed(opened.requests, 1)))
+    opened.requests.finish(done(claimed(opened.requests, 2)))
     assert opened.requests.forget("b") == 2
     with opened.database.reading() as session:
         for table in ("request", "request_body", "request_result", "request_progress"):
