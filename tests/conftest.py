@@ -76,13 +76,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return how many processes ``-n auto`` means: one more than there are cores, as tests wait for processes.
+    """Return how many processes ``-n auto`` means: two more than there are cores, as tests wait for processes.
 
-    Each needs 6 GiB for engines and servers. More than four are not tried; with one core the tests run in this process.
+    Each needs 5 GiB for engines and servers. More than four are not tried; with one core the tests run in this process.
     """
     kib = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
     cores, gib = len(os.sched_getaffinity(0)), int(kib[1]) / 2**20 if kib is not None else 0.0
-    lanes = min(cores + 1, int(gib / 6), 4)
+    lanes = min(cores + 2, int(gib / 5), 4)
     return lanes if cores > 1 and lanes > 1 else 0
 
 

@@ -73,7 +73,7 @@ def test_running_lines_give_way_to_a_file_that_is_due_sooner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, options: tuple[str, ...]
 ) -> None:
     """The file has its results before a line that ran when it came has ended, and that line has its whole output."""
-    monkeypatch.setenv("STAND_IN_STEP_S", "0.05")
+    monkeypatch.setenv("STAND_IN_STEP_S", "0.02")
 
     def rows(where: str, *given: Any) -> list[Any]:
         with closing(sqlite3.connect(tmp_path / "fleet.state" / "store.sqlite", timeout=30.0)) as opened:
