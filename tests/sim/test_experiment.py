@@ -43,8 +43,8 @@ RUN_KEYS = {
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({}, "one of --workload and --trace"),
-        ({"workload": "voice", "trace": Path("x.csv")}, "one of --workload and --trace"),
+        ({}, "give one of --workload NAME"),
+        ({"workload": "voice", "trace": Path("x.csv")}, "give one of --workload NAME"),
         ({"workload": "voices"}, "voice"),
         ({"workload": "voice", "profile": "h100"}, "h100"),
         ({"workload": "voice", "policy": "stock,edff"}, "did you mean 'edf'"),

@@ -291,12 +291,12 @@ _MOST_HINTS = 5
 
 
 def _closest(name: str) -> str:
-    """Return a hint with the shipped profiles that begin with ``name``, or else the one most like it, if any is.
+    """Return a hint with the shipped profiles that begin with ``name`` if there are several, else the one most like it.
 
     A message does not list all of them: a client's error has a bounded length, and new profiles would lengthen it.
     """
     begun = [one for one in profile_names() if name and one.startswith(name.casefold())]
-    if begun:
+    if len(begun) > 1:
         more = ", ..." if len(begun) > _MOST_HINTS else ""
         return f"; did you mean one of {', '.join(begun[:_MOST_HINTS])}{more}?"
     return did_you_mean(name, profile_names())

@@ -83,11 +83,13 @@ def test_the_latest_lines_leave_first_and_only_if_a_place_becomes_free() -> None
 
 def test_a_complete_output_stays_until_its_result_is_there() -> None:
     """It left with all its tokens, and the next engine was asked for one more."""
-    claimed = Claimed("x", 1, b'{"model": "m", "prompt": "p", "max_tokens": 1}', COMPLETIONS, "batch", None)
+    claimed = Claimed("x", 1, b'{"model": "m", "prompt": "p", "max_tokens": 2}', COMPLETIONS, "batch", None)
     line = ClaimedLine(claimed, "m", math.inf, LineOutput.of(claimed), is_sent=True)
     assert line.output is not None
     line.output.add(b'data: {"choices": [{"text": "a", "token_ids": [97], "prompt_token_ids": [112]}]}\n')
     assert line.leaves_well
+    line.output.add(b'data: {"choices": [{"text": "b", "token_ids": [98]}]}\n')
+    assert not line.leaves_well, "it has all its tokens, although the event that says so has not come"
     line.output.add(b'data: {"choices": [{"text": "", "token_ids": [], "finish_reason": "length"}]}\n')
     assert not line.leaves_well
 
