@@ -50,7 +50,11 @@ class Stages:
     """Stages of the requests of one engine. Times are seconds from any one moment."""
 
     def __init__(self, shares: StepShares | None = None) -> None:
-        """Begin without requests; ``shares`` are the parts that requests have in steps, ``None`` if nobody asks."""
+        """Begin without requests.
+
+        Args:
+            shares: The parts that requests have in the steps; ``None`` if they are not needed.
+        """
         self.by_id: dict[str, RequestStages] = {}
         """Stages of the requests, by id."""
         self._shares = shares or StepShares()

@@ -13,6 +13,7 @@ FOLDERS = {".ci", "benchmarks", "clients", "configs", "csrc", "deploy", "docs", 
 def test_no_command_has_left_its_folder_in_the_repository() -> None:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = ["git", "ls-files", "-z"]
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     folders = {name.partition("/")[0] for name in tracked.split("\0") if "/" in name}
     assert folders <= FOLDERS, f"remove {sorted(folders - FOLDERS)}, or name what it is for here"

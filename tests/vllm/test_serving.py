@@ -23,7 +23,7 @@ from hypothesis import Phase, settings
 from openai import APIStatusError, OpenAI
 
 from sloserve.engine.metrics import page_folder
-from tests.grafana.conftest import fleet_scrape
+from tests.grafana.conftest import fleet_scrape, gateway_scrape
 from tests.grafana.queries import check_dashboard
 from tests.vllm.server import ADMIN_KEY, MAX_NUM_SEQS, MODEL, Server, complete, samples
 from tests.vllm.slo_openapi import document
@@ -306,7 +306,7 @@ def test_predictions_stand_in_the_head_of_the_answer(http: httpx.Client) -> None
 
 def test_dashboard_asks_for_what_is_there(server: Server) -> None:
     dashboard = json.loads((Path(__file__).parents[2] / "configs" / "grafana" / "sloserve.json").read_text())
-    assert check_dashboard(dashboard, server.metrics() + fleet_scrape()) == []
+    assert check_dashboard(dashboard, server.metrics() + fleet_scrape() + gateway_scrape()) == []
 
 
 def test_policy_changes_at_run_time_and_outputs_do_not(server: Server, http: httpx.Client) -> None:

@@ -81,7 +81,7 @@ class Pace:
 
         Args:
             serving: Latency and engine settings of the model; ``None`` if they are not known.
-            extends_kv: Whether engines keep KV on the host as well, so that nobody knows how much they keep.
+            extends_kv: Whether engines keep KV on the host as well, so that it is not known how much they keep.
         """
         self._serving = serving
         self.kv_tokens = math.inf if serving is None or extends_kv else float(serving.engine.kv_tokens)

@@ -1,12 +1,12 @@
 """Read the model and the flags of ``vllm serve`` on our command line: all but mistyped flags of ours are passed on."""
 
+from collections.abc import Container
 from typing import Annotated
 
 import typer
 
 from sloserve.core.errors import ConfigError
 from sloserve.core.nearest import nearest
-from sloserve.scheduler.settings import PluginSettings
 from sloserve.vllm_plugin.server.early import known_flags, long_flag
 
 VLLMArguments = Annotated[
@@ -22,8 +22,9 @@ TARGETS = ("ttft-ms", "tpot-ms", "e2e-ms", "tds")
 OUR_PREFIXES = (SLO_PREFIX, "--sloserve", "--admission", "--admin-", "--shadow", "--swap", "--http3", "--quic")
 """Prefixes of flags that vLLM does not have; what vLLM's plugins add to its parser begins otherwise."""
 
-NEARLY = 0.85
 SLO_FILE = "--slo"
+"""Flag of other commands for what ``--slo-config`` is here."""
+NEARLY = 0.85
 """Likeness from which a flag that vLLM does not have is taken for a misspelt flag of ours."""
 
 
@@ -59,8 +60,15 @@ def vllm_arguments(context: typer.Context, arguments: list[str] | None) -> list[
                 f"no such flag: {written}; a server's settings are in --slo-config FILE, and --slo FILE is of "
                 "simulate, bench and advise"
             )
-        if (key := flag.removeprefix("--").replace("-", "_")) in PluginSettings.model_fields:
+        if (key := flag.removeprefix("--").replace("-", "_")) in _settings():
             raise ConfigError(f"no such flag: {written}; it is a setting: write {key} into --slo-config FILE")
         if flag.startswith(OUR_PREFIXES):
             raise ConfigError(f"no such flag: {written}; see sloserve {context.info_name} --help")
     return arguments or []
+
+
+def _settings() -> Container[str]:
+    """Return the names of the settings, for an unknown flag: they load the kernels, which no help needs."""
+    from sloserve.scheduler.settings import PluginSettings
+
+    return PluginSettings.model_fields

@@ -113,7 +113,7 @@ def installed(folder: Path) -> Installed:
     except KeyError:
         pytest.skip("NOT TESTED: PostgreSQL does not run as root, and there is no user postgres")
     os.chown(folder, user.pw_uid, user.pw_gid)
-    for parent in folder.parents[:3]:  # pytest's own, which only root may enter
+    for parent in folder.parents[:4]:  # pytest's own and one of the test's, which only root may enter
         parent.chmod(parent.stat().st_mode | 0o011)
     as_user = ("setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
     return Installed(programs, as_user)
