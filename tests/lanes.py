@@ -1,12 +1,8 @@
-"""Spreads files of tests over processes, so that the cores are busy and a process that dies costs the one test it ran.
+"""How files of tests are spread over processes, so that a process that dies costs the one test that it ran.
 
 xdist's own ``loadfile`` gives the test that ended a process to the next process as well, which ends in turn.
-
-In the order of their names, files that wait (for servers, leases, processes that end) come together, and so do files
-that compute. The files are therefore shuffled, in the same way on every machine.
 """
 
-import zlib
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -17,29 +13,6 @@ if TYPE_CHECKING:
 
 MOST_DEATHS: Final = 8
 """How many processes may die in one run: more than that is no matter of a few tests."""
-
-
-LONG: Final = frozenset(
-    {
-        "tests/docs/test_commands.py",
-        "tests/equality/test_multimodal.py",
-        "tests/equality/test_pipeline.py",
-        "tests/fleet/launcher/test_kept.py",
-        "tests/fleet/launcher/test_real_engine.py",
-        "tests/fleet/pool/test_ray.py",
-        "tests/fleet/run/test_eviction.py",
-        "tests/fleet/run/test_processes.py",
-        "tests/fleet/run/test_reload_processes.py",
-        "tests/sim/model/test_agreement.py",
-        "tests/sim/test_experiment.py",
-        "tests/upstream/test_vllm_scheduler_suite.py",
-        "tests/vllm/test_ending.py",
-        "tests/vllm/test_serving.py",
-        "tests/vllm/test_waiting.py",
-        "tests/vllm/test_watching.py",
-    }
-)
-"""Files that take twenty seconds or more. They are in the first half, so that no process ends long after the others."""
 
 
 class Lanes(LoadFileScheduling):
@@ -65,17 +38,6 @@ class Lanes(LoadFileScheduling):
         """Give a process more to do, unless it has just started: it is asked again when it has collected."""
         if node in self.registered_collections:
             super()._reschedule(node)
-
-
-def turn_of(file: str) -> float:
-    """Return the turn of a file, from 0 to 1."""
-    drawn = zlib.crc32(file.encode()) / 2**32
-    return drawn / 2 if file in LONG else drawn
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shuffle the files; the tests of a file keep their order."""
-    items.sort(key=lambda item: turn_of(item.nodeid.partition("::")[0]))
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

@@ -14,6 +14,10 @@ _LEFT_OUT: Final = re.compile(
 )
 _PROXY: Final = re.compile(r"(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
 
+TEMPORARY: Final = "PYTEST_DEBUG_TEMPROOT"
+"""Variable by which a run of pytest that a test starts has a temporary folder of its own. In the one that both share it
+would take the right to enter from other users, one of whom runs PostgreSQL there."""
+
 _proxies: Final[dict[str, str]] = {}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lanes import Lanes
+from tests.shell import TEMPORARY
 from tests.whole import sampled
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ def ran(folder: Path, files: dict[str, list[str]], *flags: str) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", "--disable-plugin-autoload"]
     command += ["-p", "xdist", "-p", "pytest_timeout", "-p", "tests.lanes", "-n", "2", "--dist", "loadfile"]
     command += ["--no-loadscope-reorder", "--max-worker-restart", "8", *flags, str(folder)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), TEMPORARY: str(folder)}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
     )

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests import bounded, orphans
+from tests.shell import TEMPORARY
 
 ROOT = Path(__file__).parents[2]
 CHILD = "import time; time.sleep(600)"
@@ -116,7 +117,7 @@ def test_whatever_fails_leaves_nothing_but_what_others_have_started(tmp_path: Pa
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload"]
     command += ["-p", "hypothesispytest", "-p", "tests.conftest", str(tmp_path / "test_failing.py")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), TEMPORARY: str(tmp_path)}
     ran = subprocess.run(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, timeout=120, check=False
     )

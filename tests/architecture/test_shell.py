@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from tests import shell
+from tests.shell import TEMPORARY
 
 SETTINGS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -42,6 +43,6 @@ def test_a_run_from_a_shell_with_settings_leaves_them_out_of_what_it_starts(tmp_
     """Each test below asks its own process; what these start inherits from them."""
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "test_this_run_has_left", __file__]
-    environment = os.environ | SETTINGS | PROXIES | {"HF_HOME": str(tmp_path)}
+    environment = os.environ | SETTINGS | PROXIES | {"HF_HOME": str(tmp_path), TEMPORARY: str(tmp_path)}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert f"{len(SETTINGS) + len(PROXIES)} passed" in done.stdout, done.stdout + done.stderr

@@ -9,6 +9,7 @@ import pytest
 
 from tests import substitute
 from tests.csrc import extension
+from tests.shell import TEMPORARY
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +90,7 @@ def test_the_extension(tmp_path: Path) -> None:
         path for path in HERE.glob("test_*.py") if path.name not in ("test_sanitized.py", "test_cuda_build.py")
     )
     arguments = ["-q", "-x", "-s", "-p", "tests.substitute", "-p", "no:cacheprovider", "-m", "not vllm and not gpu"]
-    variables = {substitute.VARIABLE: f"sloserve.core.kernels._csrc={module}"}
+    variables = {substitute.VARIABLE: f"sloserve.core.kernels._csrc={module}", TEMPORARY: str(tmp_path)}
     done = python("-m", "pytest", *arguments, "--hypothesis-profile=fast", *tests, **variables)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 

@@ -13,6 +13,7 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tests.shell import TEMPORARY
 from tests.upstream.fetch import CannotFetch, fetched_tests
 
 HERE = Path(__file__).parent
@@ -77,7 +78,7 @@ def run_here(root: Path, subjects: str, outcomes: Path, more: list[str], log: Pa
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(file.fileno(), stream.fileno())
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT | {TEMPORARY: str(log.parent)})
     os.chdir(root)
     sys.path[:0] = [str(HERE), str(root)]
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
