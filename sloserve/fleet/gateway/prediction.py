@@ -76,15 +76,15 @@ class Pace:
         kv_tokens: Tokens that the KV cache of an engine holds; infinite if that is not known.
     """
 
-    def __init__(self, serving: Serving | None, *, extends_kv: bool = False) -> None:
+    def __init__(self, serving: Serving | None, *, is_kv_known: bool = True) -> None:
         """Compute the speed of prompts.
 
         Args:
             serving: Latency and engine settings of the model; ``None`` if they are not known.
-            extends_kv: Whether engines keep KV on the host as well, so that it is not known how much they keep.
+            is_kv_known: Whether engines keep as much KV as their profile says, and none elsewhere.
         """
         self._serving = serving
-        self.kv_tokens = math.inf if serving is None or extends_kv else float(serving.engine.kv_tokens)
+        self.kv_tokens = float(serving.engine.kv_tokens) if serving is not None and is_kv_known else math.inf
         self._prompt_token_s = _UNKNOWN_S
         if serving is not None:
             budget = serving.engine.token_budget
@@ -138,9 +138,13 @@ class Pace:
 
 
 def paces_of(fleet: Fleet) -> dict[tuple[str, str], Pace]:
-    """Return the speed of each model on each kind of device."""
-    extended = {host.device for host in fleet.hosts.values() if host.swap_space_bytes}
+    """Return the speed of each model on each kind of device.
+
+    How much KV engines keep is not known where hosts have swap space, where others started the server, and where a
+    model's further arguments may say how much memory or which connector keeps KV.
+    """
+    unknown = {host.device for host in fleet.hosts.values() if host.swap_space_bytes or host.attach}
     return {
-        (model, device): Pace(serving, extends_kv=device in extended)
+        (model, device): Pace(serving, is_kv_known=device not in unknown and not fleet.models[model].start.arguments)
         for (model, device), serving in serving_of(fleet).items()
     }

@@ -203,6 +203,12 @@ def test_what_engines_keep_on_the_host_is_not_counted_as_lost() -> None:
     assert all(math.isinf(pace.kv_tokens) for pace in paces_of(parse_fleet(extended)).values())
 
 
+def test_what_a_cache_holds_is_not_known_where_arguments_or_others_may_say_otherwise() -> None:
+    connected = FLEET.replace("chat: {profile", "chat: {arguments: [--kv-offloading-size, '8'], profile")
+    found = {model: math.isinf(pace.kv_tokens) for (model, _), pace in paces_of(parse_fleet(connected)).items()}
+    assert found == {"chat": True, "legal": False}
+
+
 @given(st.lists(st.sampled_from(["send", "end", "ask", "told", "refused"]), max_size=40))
 def test_room_is_never_more_than_there_is(steps: list[str]) -> None:
     """Against an engine that knows what it has: the gateway may think it fuller, never emptier, but for refusals."""
