@@ -158,8 +158,12 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert re.fullmatch(r"\+1[12]\.\d", first[7]) and third[1:3] == ["–", "100 %"]
     assert found["badTenants"] == ["62 % of 90"] and found["moreTenants"] == "7 more tenants"
     late, idle, called = found["openTasks"]
-    assert late == ["3fa92c1b", "interactive", "5.00 late", "7 of 12", "1", "95.0", "20 %"]
-    assert idle[2:] == ["", "2", "0", "40.0", "75 %"] and called[2:4] == ["called", "7 of 7"] and idle[1] == names.batch
+    assert late == ["3fa92c1b", "interactive", "5.00 late", "7 of 12", "1", "95.0", "20 %", "21.4"]
+    assert (
+        idle[2:] == ["", "2", "0", "40.0", "75 %", "0.0"]
+        and called[2:4] == ["called", "7 of 7"]
+        and idle[1] == names.batch
+    )
     assert found["lateTasks"] == ["5.00 late"] and found["moreTasks"] == "6 more tasks"
     # Shares within predicted quantiles stand beside their bands; the ones outside say so in words.
     head, *rows = found["predictions"]

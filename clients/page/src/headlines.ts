@@ -9,7 +9,8 @@ export function showHeadlines(view: View): void {
   const said = view["headlines"] as string[], alarms = view["alarms"] as boolean[] | undefined;
   const advice = (view["advice"] ?? []) as (string | null)[], causes = (view["causes"] ?? []) as (string | null)[];
   const classes = view["classes"] as string[];
-  const now = JSON.stringify([said, alarms, advice]);
+  const calm = String(view["calm"] ?? "Every class is in time.");
+  const now = JSON.stringify([said, alarms, advice, calm]);
   if (now === shown) return;
   shown = now;
   const isAlarm = (i: number) => alarms?.[i] ?? true;
@@ -27,7 +28,7 @@ export function showHeadlines(view: View): void {
     }
     return box;
   });
-  byId("headlines").replaceChildren(...(wrong.length > 0 ? wrong : [made("div", "Every class is in time.", "calm")]));
+  byId("headlines").replaceChildren(...(wrong.length > 0 ? wrong : [made("div", calm, "calm")]));
   const late = said.flatMap((text, i) => (isAlarm(i) ? [text.split(": ")[0]!] : []));
   document.title = `${late.length > 0 ? `! ${late.join(", ")} – ` : ""}${String(view["model"] ?? "fleet")} – sloserve`;
 }

@@ -22,11 +22,12 @@ export function showTasks(view: View): void {
   if (tasks.length === 0) return;
   const since_s = tasks.map((one) => Math.max(view.at_s - one.began_s, 0));
   const [unit, since] = inOneUnit(since_s);
+  const [engineUnit, engine] = inOneUnit(tasks.map((one) => one.engine_s ?? 0));
   const [dueName, dues] = dueColumn("due in", tasks.map((one) => (one.due_s === null || one.called ? null : one.due_s - view.at_s)));
-  table(byId("tasks"), 2, ["task", "class", dueName, "calls", "running", `for, ${unit}`, "tools", "engine"], tasks.map((one, i) => [
+  table(byId("tasks"), 2, ["task", "class", dueName, "calls", "open", `for, ${unit}`, "tools", `engine, ${engineUnit}`], tasks.map((one, i) => [
     one.name, one.class, one.called ? { text: "called", look: "dim" } : dues[i]!, one.expected === null ? String(one.calls) : `${one.calls} of ${one.expected}`, count(one.open), since[i]!,
     since_s[i]! > 0 ? percent(Math.min(one.tools_s / since_s[i]!, 1)) : "",
-    `${(one.engine_s ?? 0).toFixed(1)} s`,
+    engine[i]!,
   ]));
   byId("more-tasks").textContent = more > 0 ? `${more} more tasks` : "";
 }

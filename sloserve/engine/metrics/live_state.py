@@ -5,7 +5,7 @@ multiples of the budget. A request that has missed a deadline counts as soon as 
 may be minutes away.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sloserve.core.attainment_window import SHOWN_SPANS_S
@@ -24,6 +24,9 @@ BAD, LATE, FINE = "bad", "late", "fine"
 It is bad if it burns more than its budget in the last minute as well as in the last ten, or in the last minute at
 :data:`FAST_BURN`. It is late if some of its requests are late or have missed a deadline, and fine otherwise.
 """
+
+_MOST_CLASSES: Final = 3
+"""Most classes that :func:`calm` names."""
 
 Attained = Sequence[Sequence[float | int | None]]
 """Share of requests in time and number of requests, for each of the spans, the shortest first."""
@@ -56,6 +59,26 @@ def state_of(late: int, burning: Sequence[float | None], missed: int = 0) -> str
     if short is not None and short > 1.0 and (short >= FAST_BURN or all(rate and rate > 1.0 for rate in longer)):
         return BAD
     return LATE if late or missed else FINE
+
+
+def calm(attained: Mapping[str, Attained]) -> str:
+    """Return what watchers read where no class is bad or late.
+
+    A class with fewer than :data:`LEAST_REQUESTS`, or within its budget, raises no alarm, but its requests that missed
+    their targets are named: a single request that was refused is all that an operator of a quiet server can see.
+
+    Args:
+        attained: What is attained, by the name of the class.
+    """
+    ended = {name: (share or 0.0, total or 0) for name, (*_, (share, total)) in attained.items()}
+    missed = {name: round((1.0 - share) * total) for name, (share, total) in ended.items()}
+    worst = sorted((name for name in missed if missed[name]), key=lambda name: -missed[name] / ended[name][1])
+    if not worst:
+        return "Every class is in time."
+    named = [f"{name} {missed[name]:,} of {ended[name][1]:,}" for name in worst[:_MOST_CLASSES]]
+    if len(worst) > _MOST_CLASSES:
+        named.append(f"{len(worst) - _MOST_CLASSES} more classes")
+    return f"No alarm. Missed targets within {duration(SHOWN_SPANS_S[-1])}: {', '.join(named)}."
 
 
 def in_time(attained: Attained) -> str:

@@ -20,7 +20,7 @@ from sloserve.core.predicted import LEVELS
 from sloserve.engine.metrics.engine_page import PageSnapshot, find_pages
 from sloserve.engine.metrics.live_headlines import headlines, is_late
 from sloserve.engine.metrics.live_page import MOST_ROWS, NEAR, ROW, Frame, LiveReader, drawn_first, find_live_pages
-from sloserve.engine.metrics.live_state import burn_rates, state_of
+from sloserve.engine.metrics.live_state import burn_rates, calm, state_of
 from sloserve.engine.metrics.prediction_view import predictions_now, promises_now
 from sloserve.engine.metrics.process_page import LATENCIES, Board
 from sloserve.engine.metrics.task_page import OpenTasks
@@ -145,7 +145,8 @@ class LiveView:
             name: missed_targets((board.ended[i] for board in boards), now_s, SHOWN_SPANS_S[0])
             for i, name in enumerate(self._classes)
         }
-        return {"by_class": by_class, **headlines(frames, by_class, missed, tenants, at_s)}
+        rest = calm({name: one["attained"] for name, one in by_class.items()})
+        return {"by_class": by_class, "calm": rest, **headlines(frames, by_class, missed, tenants, at_s)}
 
     def _by_class(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, dict[str, Any]]:
         boards = list(self._boards())

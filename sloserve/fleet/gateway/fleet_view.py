@@ -17,7 +17,7 @@ from typing import Any, Final
 from sloserve.core.attainment_window import SHOWN_SPANS_S
 from sloserve.core.in_words import duration
 from sloserve.core.spans import Phase
-from sloserve.engine.metrics.live_state import BAD, Attained, burn_rates, in_time, state_of
+from sloserve.engine.metrics.live_state import BAD, Attained, burn_rates, calm, in_time, state_of
 from sloserve.fleet.contract.reports import Demand
 from sloserve.fleet.gateway.gateway_instance import FRESH_S, GatewayInstance
 from sloserve.fleet.gateway.instances import UNAVAILABLE
@@ -100,6 +100,7 @@ class FleetView:
             "spans_s": list(SHOWN_SPANS_S),
             "headlines": [*_missing(by_class), *self._late(groups, now_s), *_silent(hosts)],
             "by_class": by_class,
+            "calm": calm({name: one["attained"] for name, one in by_class.items()}),
             "columns": list(COLUMNS),
             "models": {name: self._model(name, now_s) for name in sorted(parts.models)[:MOST_NAMED]},
             "hosts": dict(list(hosts.items())[:MOST_NAMED]),

@@ -78,6 +78,8 @@ def _headlines(view: View) -> Iterable[Text]:
         yield plain(text, BAD if alarm else HELD_UP, _MOST_SAID)
         if step:
             yield Text.assemble(("next step: ", "bold"), plain(step, most_chars=_MOST_SAID))
+    if not said and view.get("calm"):  # a server of an older version states none
+        yield plain(view["calm"], DIM, _MOST_SAID)
 
 
 def _load(view: View) -> Iterable[Text]:

@@ -163,6 +163,7 @@ def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
         "state": "bad",
     }
     assert view["headlines"] == ["interactive: 67% of 3 in time within 60 s, 67% of 3 in time within 10 min"]
+    assert view["calm"] == "No alarm. Missed targets within 10 min: interactive 1 of 3."
     seen.clock.advance_to(seen.clock.now_s() + 100.0)
     attained.ended(slo, None, now_s(), streamed=True, rejected=True)
     view = seen.view.read()

@@ -396,3 +396,9 @@ def test_requests_come_before_tenants_tasks_and_predictions_which_a_low_terminal
     text = shown(overloaded(**tenants, tasks=[called], open_tasks=1), width=120)
     places = [text.index(word) for word in ("met 1m", "0-3 ", "acme", "3fa9")]
     assert places == sorted(places) and "10.0 late" not in text and "called" in text
+
+
+def test_where_no_class_is_late_the_requests_that_missed_their_targets_are_counted() -> None:
+    said = "No alarm. Missed targets within 10 min: urgent 1 of 1."
+    assert said in shown(view(headlines=[], calm=said))
+    assert said not in shown(view(calm=said)), "a late class says more"
