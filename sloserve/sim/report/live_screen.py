@@ -289,7 +289,8 @@ def _tasks(view: View, most_chars: int) -> Iterable[RenderableType]:
         "due in",
         [None if one["due_s"] is None or one.get("called") else one["due_s"] - view["at_s"] for one in tasks],
     )
-    found = table(("task", "class"), (due_name, "calls", "running", f"for, {unit}", "tools", "engine"))
+    engine_unit, engine = in_one_unit([one.get("engine_s", 0.0) for one in tasks])
+    found = table(("task", "class"), (due_name, "calls", "open", f"for, {unit}", "tools", f"engine, {engine_unit}"))
     for at, one in enumerate(tasks):
         expected = "" if one["expected"] is None else f" of {one['expected']}"
         found.add_row(
@@ -300,7 +301,7 @@ def _tasks(view: View, most_chars: int) -> Iterable[RenderableType]:
             count(one["open"]),
             since[at],
             f"{min(one['tools_s'] / since_s[at], 1.0):.0%}" if since_s[at] else "",
-            f"{one.get('engine_s', 0.0):.1f} s",
+            engine[at],
         )
     yield Text()
     yield found

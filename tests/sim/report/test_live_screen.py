@@ -177,10 +177,10 @@ def test_open_tasks_are_shown_with_what_is_left_of_their_time(width: int) -> Non
     rows = [odd, task("b", expected=None, open=0, due_s=None), *(task(str(i)) for i in range(9))]
     lines = shown(view(tasks=rows, open_tasks=40), width=width).splitlines()
     (at,) = (i for i, line in enumerate(lines) if line.startswith("task"))
-    assert lines[at].split() == "task class due in, s calls running for, s tools engine".split()
+    assert lines[at].split() == "task class due in, s calls open for, s tools engine, s".split()
     assert "\x1b" not in lines[at + 1] and "5.00 late" in lines[at + 1]
-    assert lines[at + 2].split() == ["b", "urgent", "3", "0", "40.0", "25%", "3.1", "s"]
-    assert lines[at + 3].split() == ["0", "urgent", "5.00", "3", "of", "12", "1", "40.0", "25%", "3.1", "s"]
+    assert lines[at + 2].split() == ["b", "urgent", "3", "0", "40.0", "25%", "3.14"]
+    assert lines[at + 3].split() == ["0", "urgent", "5.00", "3", "of", "12", "1", "40.0", "25%", "3.14"]
     assert lines[at + 6] == "35 more tasks" and all(len(line) <= width for line in lines)
 
 
