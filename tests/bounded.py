@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 LIMIT_S: Final = 400.0
 """Several times what a wait takes on a machine that does much else."""
+UNTIL_S: Final = 100.0
+"""The same for one condition, of which a test waits for several: processes start meanwhile."""
 AGAIN_S: Final = 20.0
 """A failure that was caught where it was raised is raised again after this time, until the block ends."""
 
@@ -64,7 +66,7 @@ def run(main: Coroutine[Any, Any, T], limit_s: float = LIMIT_S, loop: Callable[[
         return runner.run(main)
 
 
-async def until(condition: Callable[[], Any], limit_s: float = 30.0, period_s: float = 0.002) -> None:
+async def until(condition: Callable[[], Any], limit_s: float = UNTIL_S, period_s: float = 0.002) -> None:
     """Return once a condition holds; fail the test if it does not within the limit of the running loop's time.
 
     Args:

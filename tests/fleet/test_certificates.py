@@ -176,7 +176,7 @@ def issued(folder: Path, hosts: tuple[str, ...] = ("node",), clock: Clock | None
 @pytest.mark.parametrize("host", ["node", "10.0.0.7", "a_b"])
 def test_a_stream_comes_through_a_door_with_its_own_certificate(tmp_path: Path, host: str, of_gateways: bool) -> None:
     made = issued(tmp_path, (host,), of_gateways=of_gateways)
-    text = served(tmp_path / "state", made, AgentConnections(5.0, KEY, made.of_gateway()), host)
+    text = served(tmp_path / "state", made, AgentConnections(60.0, KEY, made.of_gateway()), host)
     assert text is not None and "data: [DONE]" in text
     streamed = [json.loads(one[6:])["choices"] for one in text.split("\n\n") if one.startswith("data: {")]
     assert "".join(one[0]["text"] for one in streamed if one) == reply("chat", "a", 4)
@@ -185,14 +185,14 @@ def test_a_stream_comes_through_a_door_with_its_own_certificate(tmp_path: Path, 
 @pytest.mark.slow
 def test_another_authoritys_door_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     other, made = issued(tmp_path / "other"), issued(tmp_path / "made")
-    assert served(tmp_path, other, AgentConnections(5.0, KEY, made.of_gateway())) is None
+    assert served(tmp_path, other, AgentConnections(60.0, KEY, made.of_gateway())) is None
     assert "certificate verify failed" in caplog.text and "sloserve fleet certificates" in caplog.text
 
 
 @pytest.mark.slow
 def test_another_hosts_door_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = issued(tmp_path)
-    gateway = AgentConnections(5.0, KEY, made.of_gateway())
+    gateway = AgentConnections(60.0, KEY, made.of_gateway())
     assert served(tmp_path, made, gateway, shown=lambda door: door.replace("#node", "#other")) is None
     assert "Hostname mismatch" in caplog.text
 
@@ -201,7 +201,7 @@ def test_another_hosts_door_is_refused(tmp_path: Path, caplog: pytest.LogCapture
 def test_a_certificate_that_has_ended_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     past = ManualClock(SystemClock().now_s() - (VALID_DAYS + 1.0) * DAY_S)
     made = issued(tmp_path, clock=past)
-    assert served(tmp_path, made, AgentConnections(5.0, KEY, made.of_gateway())) is None
+    assert served(tmp_path, made, AgentConnections(60.0, KEY, made.of_gateway())) is None
     assert "certificate has expired" in caplog.text
     with pytest.raises(ConfigError, match="expired on"):
         (tmp_path / "authority.pem").unlink()
@@ -215,7 +215,7 @@ def test_a_gateway_without_a_certificate_is_refused_where_doors_ask_for_one(
     made, none = issued(tmp_path / "tls", of_gateways=True), tmp_path / "none"
     none.mkdir()
     (none / "authority.crt").write_bytes((tmp_path / "tls" / "authority.crt").read_bytes())
-    assert served(tmp_path, made, AgentConnections(5.0, KEY, Certificates(none).of_gateway())) is None
+    assert served(tmp_path, made, AgentConnections(60.0, KEY, Certificates(none).of_gateway())) is None
     with pytest.raises(ConfigError, match="gateway.pem: there is no such certificate"):
         Certificates(none, of_gateways=True).of_gateway()
 
@@ -235,7 +235,7 @@ def test_a_door_is_not_asked_with_less_or_more_than_the_gateway_has(
     tls = issued(tmp_path).of_gateway() if has_tls else None
 
     async def asked() -> None:
-        gateway = AgentConnections(5.0, KEY, tls)
+        gateway = AgentConnections(60.0, KEY, tls)
         assert await gateway.state(door) is None
         with pytest.raises(Refused):
             await gateway.send(door, "node/0", "/v1/completions", [], b"", "chat")

@@ -22,13 +22,10 @@ async def _hangs(*given: Any, **named: Any) -> Any:
     await asyncio.Event().wait()
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no connection be made from now on, and have clients that are made from now on give up soon."""
     for module in (engine_client, agent_connections):
         monkeypatch.setattr(module, "_CONNECT_S", 0.05)
-
-
-async def _no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio.get_running_loop(), "create_unix_connection", _hangs)
 
 
@@ -47,7 +44,9 @@ def test_a_control_call_names_the_connection_or_the_response(tmp_path: Path, mon
         async with await _served(tmp_path / "e", b""):
             with pytest.raises(EngineError, match=r"GET /health: no response within 0\.1 s"):
                 await client.call("GET", "/health", limit_s=0.1)
-            await _no_connections(monkeypatch)
+            await client.close()
+            _no_connections(monkeypatch)
+            client = EngineClient(tmp_path / "e", "key")
             with pytest.raises(EngineError, match=r"GET /health: no connection within 0\.05 s"):
                 await client.call("GET", "/health", limit_s=60.0)
             await client.close()
@@ -61,18 +60,20 @@ def test_an_agent_without_a_connection_has_not_seen_the_request(
     caplog.set_level(logging.WARNING)
 
     async def test() -> None:
-        agents = AgentConnections(0.1)
+        agents = AgentConnections(0.5)
         endpoint = f"unix:{tmp_path}/a"
         async with await _served(tmp_path / "a", HEAD):
             answer = await agents.send(endpoint, "a/0", "/v1/x", [], b"{}", "m")
-            with pytest.raises(BrokenResponse, match=r"nothing came for 0\.1 s"):
+            with pytest.raises(BrokenResponse, match=r"nothing came for 0\.5 s"):
                 await answer.read()
             answer.close()
         async with await _served(tmp_path / "a", b""):
             with pytest.raises(Refused) as refused:
                 await agents.send(endpoint, "a/0", "/v1/x", [], b"{}", "m")
-            assert refused.value.reason is Refusal.DIED and "nothing came for 0.1 s" in caplog.text
-            await _no_connections(monkeypatch)
+            assert refused.value.reason is Refusal.DIED and "nothing came for 0.5 s" in caplog.text
+            await agents.close()
+            _no_connections(monkeypatch)
+            agents = AgentConnections(0.5)
             with pytest.raises(Refused) as refused:
                 await agents.send(endpoint, "a/0", "/v1/x", [], b"{}", "m")
             assert refused.value.reason is Refusal.FAILED and "no connection within 0.05 s" in caplog.text

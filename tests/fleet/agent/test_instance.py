@@ -639,7 +639,7 @@ def test_a_door_on_tcp_opens_to_its_key_alone(tmp_path: Path, key: str | None) -
         settings = AgentSettings(
             "node", "cpu", {"node/0": MODELS}, tmp_path, endpoint=door, endpoint_key="key-of-the-fleet"
         )
-        gateway = AgentConnections(5.0, key)
+        gateway = AgentConnections(60.0, key)
         async with Agent(settings, OwnProcesses(InLoopLauncher())) as agent:
             assert await agent.instances["node/0"].switch("chat")
             body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 4}).encode()

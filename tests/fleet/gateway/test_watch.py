@@ -139,7 +139,7 @@ def test_a_gateway_and_an_agent_of_either_version(
             app, uds=str(path), lifespan="off", ws="none", log_level="critical", timeout_graceful_shutdown=1
         )
         async with running(config):
-            agents = AgentConnections(5.0)
+            agents = AgentConnections(60.0)
             parts = parts_with(agents)
             watching = Watch("gateway", None, [f"unix:{path}"], parts)
             watching.start()

@@ -104,7 +104,7 @@ async def asked(gateway: AgentConnections, agent: Agent) -> str:
 @pytest.mark.parametrize("admin_key", [None, "admin"], ids=["stock", "ours"])
 def test_a_server_that_is_attached_serves_and_goes_on_without_the_agent(tmp_path: Path, admin_key: str | None) -> None:
     async def within() -> None:
-        gateway = AgentConnections(5.0)
+        gateway = AgentConnections(60.0)
         async with Theirs("chat", stock=admin_key is None) as theirs:
             async with agent_of(tmp_path, theirs, admin_key) as agent:
                 instance = agent.instances["theirs/0"]
@@ -138,7 +138,7 @@ def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path: Path, monkey
     monkeypatch.setattr(attached, "LOST_S", 0.3)
 
     async def within() -> None:
-        gateway = AgentConnections(5.0)
+        gateway = AgentConnections(60.0)
         async with Theirs("chat") as theirs:
             port = theirs.port
             agent = agent_of(tmp_path, theirs)

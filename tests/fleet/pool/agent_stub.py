@@ -12,10 +12,15 @@ import time
 _ORDERS = {"stay": 1, "twice": 2, "stubborn": 100}
 
 
+def _say(text: str) -> None:
+    """Print a line in the handler of a signal. ``print`` would raise where the signal comes while it already writes."""
+    os.write(1, f"{text}\n".encode())
+
+
 def slow() -> None:
     """Stay as an agent with streams does."""
     ending: list[int] = []
-    signal.signal(signal.SIGHUP, lambda number, frame: print("read again", flush=True))
+    signal.signal(signal.SIGHUP, lambda number, frame: _say("read again"))
     signal.signal(signal.SIGTERM, lambda number, frame: ending.append(number))
     print("started", flush=True)
     for _ in range(30_000):
@@ -27,7 +32,7 @@ def slow() -> None:
 
 
 def _ordered(*_: object) -> None:
-    print("ordered to end", flush=True)
+    _say("ordered to end")
     _orders.append(1)
     if len(_orders) >= _ORDERS[sys.argv[1]]:
         sys.exit(0)
@@ -42,7 +47,7 @@ if __name__ == "__main__":
     if sys.argv[1] not in _ORDERS:
         print("wrong: the agent's settings")
         sys.exit(int(sys.argv[1]))
-    signal.signal(signal.SIGHUP, lambda *_: print("read again", flush=True))
+    signal.signal(signal.SIGHUP, lambda *_: _say("read again"))
     signal.signal(signal.SIGTERM, _ordered)
     print(f"pid {os.getpid()}", flush=True)
     time.sleep(600)

@@ -44,7 +44,7 @@ def test_a_gateway_serves_http3_beside_tcp(tmp_path: Path) -> None:
 
     async def test() -> None:
         door = PlayedAgent(tmp_path / "door.sock")
-        server = GatewayServer(fleet, place, store, 1.0)
+        server = GatewayServer(fleet, place, store, 60.0)
         store.members.beat("agent", to_json(AgentReport("node-a", door.address, ())))
         async with door.open():
             said = await server.start()
@@ -53,7 +53,7 @@ def test_a_gateway_serves_http3_beside_tcp(tmp_path: Path) -> None:
             limit_ms = server._listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             assert limit_ms == 600_000, "the kernel ends connections whose clients do not read"
             await until(lambda: server._gateway.watch.answered)
-            given: Any = {"base_url": url, "headers": {"authorization": "Bearer k"}, "timeout": 10.0}
+            given: Any = {"base_url": url, "headers": {"authorization": "Bearer k"}, "timeout": 60.0}
             body = {"model": "chat", "prompt": "abc", "max_tokens": 5, "stream": True}
             tcp_url = f"https://localhost:{server.address.rpartition(':')[2]}"
             async with httpx.AsyncClient(

@@ -149,7 +149,7 @@ def test_a_host_joins_serves_is_told_to_end_and_leaves(
         listening = {fleet: _listening(fleet.process.pid), agent: _listening(agent.process.pid, parent)}
         assert listening == {fleet: {port}, agent: {int(door.partition("#")[0].rpartition(":")[2])}}, "docs/ports.md"
         opened.members.order_end("agent:rack-7")
-        assert agent.process.wait(30) == 0 and "stopping the agent of host" in agent.said
+        assert agent.process.wait(60) == 0 and "stopping the agent of host" in agent.said
         assert "agent:rack-7" not in [row.id for row in opened.members.agents()]
     finally:
         opened.close()
@@ -217,7 +217,7 @@ def test_engines_outlive_the_whole_fleet_and_end_with_it_in_order(
     _ask(port)
     engines = _engines(state, "n")
     first.process.kill()
-    first.process.wait(10)
+    first.process.wait(60)
     second = start(file, "--port", str(port))
     second.wait_for("ready: ")
     _ask(port)
