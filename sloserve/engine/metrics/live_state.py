@@ -76,8 +76,10 @@ def calm(attained: Mapping[str, Attained]) -> str:
     if not worst:
         return "Every class is in time."
     named = [f"{name} {missed[name]:,} of {ended[name][1]:,}" for name in worst[:_MOST_CLASSES]]
-    if len(worst) > _MOST_CLASSES:
-        named.append(f"{len(worst) - _MOST_CLASSES} more classes")
+    if others := worst[_MOST_CLASSES:]:
+        named.append(
+            f"other classes {sum(missed[name] for name in others):,} of {sum(ended[name][1] for name in others):,}"
+        )
     return f"No alarm. Missed targets within {duration(SHOWN_SPANS_S[-1])}: {', '.join(named)}."
 
 
