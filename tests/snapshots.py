@@ -1,5 +1,6 @@
 """Hand-made engine states for the tests of policies."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,12 +34,15 @@ def make_snapshot(
     max_num_seqs: int = 8,
     block_size: int = 16,
 ) -> Snapshot:
-    """Slots and ``seq`` count from 0: first the running requests, then the waiting ones, each in the order given."""
+    """Slots and ``seq`` count from 0: first the running requests, then the waiting ones, each in the order given.
+
+    An e2e target is the request's own, and no task's deadline, unless the request says otherwise.
+    """
     rows = Rows(frozenset(COLUMNS))
-    for request in running:
-        rows.add(**{"state": State.RUNNING, "prompt_tokens": 16, "kv_blocks": 2, "max_tokens": 1000} | request)
-    for request in waiting:
-        rows.add(**{"prompt_tokens": 16, "max_tokens": 1000} | request)
+    runs = {"state": State.RUNNING, "kv_blocks": 2}
+    for request, state in [(one, runs) for one in running] + [(one, {}) for one in waiting]:
+        own = {"own_e2e_s": request.get("e2e_s", math.nan)}
+        rows.add(**state | {"prompt_tokens": 16, "max_tokens": 1000} | own | request)
     engine = EngineFacts(
         free_blocks=free_blocks,
         total_blocks=total_blocks,

@@ -37,6 +37,7 @@ class ForeseeingAuto(Auto):
                 "max_tokens": one.output_tokens,
                 "oracle_output_tokens": one.output_tokens,
                 **{name: getattr(one.slo.targets, name) or nan for name in ("ttft_s", "tpot_s", "e2e_s", "tds")},
+                "own_e2e_s": one.slo.targets.e2e_s or nan,
             }
             for one in requests
         ]

@@ -54,6 +54,7 @@ def static_columns(request: QueuedRequest, stated: StatedSLO) -> dict[str, float
         "ttft_s": ttft_s,
         "tpot_s": _NAN if targets.tpot_s is None else targets.tpot_s,
         "e2e_s": _NAN if targets.e2e_s is None else targets.e2e_s,
+        "own_e2e_s": _NAN if targets.e2e_s is None else targets.e2e_s,
         "tds": _NAN if targets.tds is None else targets.tds,
         "prompt_tokens": min(request.num_prompt_tokens, MAX_TOKENS),
         "max_tokens": min(request.max_tokens, MAX_TOKENS),
@@ -68,6 +69,9 @@ def _call_columns(call: TaskCall, arrival_s: float, e2e_s: float | None) -> dict
 
     What is left of the task's deadline is its e2e target, unless it has a tighter one of its own, up to the largest
     target that a request may have. A deadline that has passed is none, as is a TTFT that is due now.
+
+    The time until that deadline is the call's own only if no call follows. Otherwise the step budget would count all of
+    it as slack of this call, and compute its prompt as slowly as that allows, with no time left for the later calls.
     """
     columns: dict[str, float] = {"task_calls": call.calls or 0, "task_last": call.last}
     if call.due_s is not None:
@@ -75,6 +79,8 @@ def _call_columns(call: TaskCall, arrival_s: float, e2e_s: float | None) -> dict
         left_s = min(call.due_s - arrival_s, MAX_TARGET_S)
         if left_s > DUE_NOW_S:
             columns["e2e_s"] = left_s if e2e_s is None else min(left_s, e2e_s)
+            if call.last:
+                columns["own_e2e_s"] = columns["e2e_s"]
     return columns
 
 

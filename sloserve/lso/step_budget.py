@@ -78,7 +78,7 @@ class StepBudget:
         | LENGTH_COLUMNS
         | DRAFT_COLUMNS
         | PREFILL_COLUMNS
-        | {"arrival_s", "ttft_s", "tds", "e2e_s", "first_token_s", "in_flight_tokens", "item_tokens"}
+        | {"arrival_s", "ttft_s", "tds", "own_e2e_s", "first_token_s", "in_flight_tokens", "item_tokens"}
         | {"first_item_tokens", "left_item_tokens"}
     )
     """Columns that the step budget reads."""
@@ -192,7 +192,7 @@ class StepBudget:
         if not (is_binding or no_room):
             return None
         # Where none is to end by a time of its own, its length says nothing.
-        left = self.lengths.left(rows, asked) if places_stated(rows.e2e_s, asked).size else np.zeros(asked.size)
+        left = self.lengths.left(rows, asked) if places_stated(rows.own_e2e_s, asked).size else np.zeros(asked.size)
         found.promise(columns, left=left / tokens_per_step(rows, asked, engine), step_s=alone_s, starts_s=starts_s)
         chosen_s = full_s
         if is_binding and bears is not None:
@@ -232,10 +232,10 @@ class StepBudget:
             token_s: Seconds that each takes for a token in steps without prompts, ``[n]``.
         """
         left = self.lengths.left(rows, decodes)
-        timed = places_stated(rows.e2e_s, decodes)
+        timed = places_stated(rows.own_e2e_s, decodes)
         if timed.size and np.isnan(pace_s(rows, decodes)).all():
             slots = decodes[timed]
-            time_s = rows.arrival_s[slots] + rows.e2e_s[slots] - starts_s
+            time_s = rows.arrival_s[slots] + rows.own_e2e_s[slots] - starts_s
             in_time = np.maximum(time_s / token_s[timed], 1.0)
             expected = self.lengths.left_within(rows, slots, in_time)
             half_spent = 2.0 * expected * in_time / (expected + in_time)
@@ -279,7 +279,7 @@ def promise_columns(rows: Rows) -> PromiseColumns:
         ttft_s=rows.ttft_s,
         tpot_s=rows.tpot_s,
         tds=rows.tds,
-        e2e_s=rows.e2e_s,
+        e2e_s=rows.own_e2e_s,
         first_token_s=rows.first_token_s,
         output_tokens=rows.output_tokens,
         in_flight_tokens=rows.in_flight_tokens,

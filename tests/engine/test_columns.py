@@ -42,6 +42,14 @@ def test_what_is_left_of_the_deadline_of_a_task_is_the_target_of_its_call() -> N
     assert (found["task"], found["task_due_s"], found["task_calls"], found["task_last"]) == (3, NOW_S + 50.0, 7, True)
 
 
+def test_the_time_until_a_task_is_due_is_the_own_time_of_its_last_call_alone() -> None:
+    assert np.isnan(task_row(TaskCall("t", due_s=NOW_S + 50.0))["own_e2e_s"])
+    assert task_row(TaskCall("t", due_s=NOW_S + 50.0), e2e_s=90.0)["own_e2e_s"] == 90.0
+    assert task_row(TaskCall("t", due_s=NOW_S + 50.0, last=True), e2e_s=90.0)["own_e2e_s"] == 80.0
+    assert task_row(TaskCall("t", due_s=NOW_S - 31.0, last=True), e2e_s=90.0)["own_e2e_s"] == 90.0
+    assert row("batch", e2e_s=60.0)["own_e2e_s"] == 60.0
+
+
 def test_a_deadline_in_a_far_future_is_no_larger_target_than_a_request_may_have() -> None:
     assert task_row(TaskCall("t", due_s=2.5e11))["e2e_s"] == MAX_TARGET_S
 

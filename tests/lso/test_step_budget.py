@@ -110,6 +110,14 @@ def test_readers_and_deadlines_are_promises_too() -> None:
     assert tokens(make_snapshot([prompt()], [due])) == bearable_tokens(half_of_slack(4.0 / 100))
 
 
+def test_a_deadline_that_later_calls_have_to_keep_as_well_slows_no_prompt() -> None:
+    """The prompt would be in time at a tenth of the full rate, which is all that the decode would leave it."""
+    due = decode(pace_s=math.nan, e2e_s=4.0, oracle_output_tokens=101)
+    assert tokens(make_snapshot([prompt(e2e_s=60.0)], [due])) is not None
+    due["own_e2e_s"] = math.nan
+    assert tokens(make_snapshot([prompt(e2e_s=60.0)], [due])) is None
+
+
 def test_lengths_with_which_a_reply_is_late_in_any_case_make_no_step_short() -> None:
     """Half of the replies have 100 tokens, half 1,000. There is time for 600, and 50 came."""
     lengths = Lengths(seed=0)
