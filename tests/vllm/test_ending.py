@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests import bounded
+from tests.ended import has_ended
 from tests.vllm.server import Server
 
 pytestmark = pytest.mark.vllm
@@ -35,7 +36,7 @@ def server(starting: Server) -> Server:
 def still_alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Return those that have not ended within the limit."""
     _, alive = psutil.wait_procs(processes, LIMIT_S)
-    return [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in alive if not has_ended(one)]
 
 
 def test_the_engine_and_its_workers_end_with_a_killed_api_process(server: Server) -> None:

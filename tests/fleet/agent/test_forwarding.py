@@ -27,6 +27,7 @@ from sloserve.fleet.contract.reports import agent_report
 from sloserve.fleet.launcher.own import OwnProcesses
 from tests import bounded
 from tests.bounded import until
+from tests.ended import has_ended
 from tests.fleet.stand_in.engine import LONG, POISON, reply
 from tests.fleet.stand_in.launcher import InLoopLauncher
 
@@ -290,6 +291,6 @@ def test_a_forwarder_ends_with_its_parent_even_if_it_is_stopped(tmp_path: Path) 
             agent.kill()
             await until(lambda: can_listen(port))
             # The kernel closes the sockets of a process before it marks it as ended.
-            await until(lambda: not forwarder.is_running() or forwarder.status() == psutil.STATUS_ZOMBIE)
+            await until(lambda: has_ended(forwarder))
 
         bounded.run(within())

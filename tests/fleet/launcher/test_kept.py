@@ -30,6 +30,7 @@ from sloserve.fleet.launcher.parent_messages import ParentJob
 from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests import bounded
 from tests.bounded import until
+from tests.ended import has_ended
 from tests.fleet.stand_in.engine import reply
 from tests.fleet.stand_in.launcher import InLoopLauncher
 
@@ -112,7 +113,7 @@ def text_in(body: bytes) -> str:
 
 
 async def ended(host: Host, parent: psutil.Process) -> None:
-    await until(lambda: not parent.is_running() or parent.status() == psutil.STATUS_ZOMBIE)
+    await until(lambda: has_ended(parent))
     assert not (host.folder / "note.json").exists()
 
 
@@ -464,7 +465,7 @@ def test_without_an_agent_all_processes_end(tmp_path: Path) -> None:
             parent, children = host.parent, host.parent.children()
             await first.leave()
         await ended(host, parent)
-        await until(lambda: not any(one.is_running() for one in children))
+        await until(lambda: all(map(has_ended, children)))
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
             assert second.instances["node/0"].report().phase is Phase.EMPTY and host.parent != parent
 
@@ -481,7 +482,7 @@ def test_an_agent_learns_that_the_parent_has_died(tmp_path: Path) -> None:
             children = host.parent.children()
             os.kill(host.parent.pid, signal.SIGKILL)
             await processes.lost()
-            await until(lambda: not any(one.is_running() for one in children))
+            await until(lambda: all(map(has_ended, children)))
             assert instance.report().phase is not Phase.SERVING
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
             await switched(second, "chat")
@@ -497,9 +498,9 @@ def test_an_engine_that_dies_while_there_is_no_agent(tmp_path: Path) -> None:
             await switched(first, "chat")
             endpoint = first.endpoint
             await first.leave()
-        (engine,) = host.engines
-        os.kill(engine, signal.SIGKILL)
-        await until(lambda: not psutil.pid_exists(engine))
+        (engine,) = map(psutil.Process, host.engines)
+        engine.kill()
+        await until(lambda: has_ended(engine))
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
             assert second.instances["node/0"].report().phase is Phase.EMPTY
             async with stream(endpoint, 4) as response:
@@ -547,7 +548,7 @@ def test_a_parent_of_another_version_is_ended_with_its_engines(tmp_path: Path, m
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as second:
             await switched(second, "chat")
             assert host.parent != parent
-            await until(lambda: not any(one.is_running() for one in children))
+            await until(lambda: all(map(has_ended, children)))
             assert await ask(second.endpoint, 4) == reply("chat", "a", 4)
 
     run(test())

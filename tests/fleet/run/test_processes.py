@@ -17,6 +17,7 @@ from sloserve.core.errors import StoreAway
 from sloserve.fleet.certificates import Certificates
 from sloserve.fleet.store.store import Store, open_store
 from tests import bounded
+from tests.ended import has_ended
 from tests.orphans import kill_with_children
 from tests.ports import free_port
 from tests.whole import sampled
@@ -194,9 +195,9 @@ def test_an_agent_that_was_suspended_finds_its_host_taken_and_ends(
         opened.close()
 
 
-def _engines(state: Path, host: str) -> set[int]:
+def _engines(state: Path, host: str) -> set[psutil.Process]:
     parent = psutil.Process(json.loads((state / f"processes-{host}.json").read_text())["pid"])
-    return {one.pid for one in parent.children() if STAND_IN[1] in one.cmdline()}
+    return {one for one in parent.children() if STAND_IN[1] in one.cmdline()}
 
 
 def _ask(port: int) -> None:
@@ -225,7 +226,7 @@ def test_engines_outlive_the_whole_fleet_and_end_with_it_in_order(
     assert "the engine of model chat is taken over" in (state / "logs" / "agent-n.log").read_text()
     second.process.terminate()
     assert second.process.wait(60) == 0
-    assert not any(psutil.pid_exists(pid) for pid in engines) and not (state / "processes-n.json").exists()
+    assert all(map(has_ended, engines)) and not (state / "processes-n.json").exists()
 
 
 @pytest.mark.slow
