@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from sloserve.core.attainment_window import MAX_REQUESTS, AttainmentWindow
 from sloserve.core.judged_window import MAX_PREDICTIONS, PredictionWindow
 from sloserve.core.latency_window import LatencyWindow
+from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import PREDICTED, Quantiles
 from sloserve.core.promise_window import PromiseWindow
 from sloserve.engine.metrics import load_history
@@ -99,7 +100,7 @@ class FrontEnd:
             ended, promises = AttainmentWindow(self.board.ended[i]), PromiseWindow(self.board.promises[i])
             latencies = [LatencyWindow(self.board.latency[i, at]) for at in range(len(LATENCIES))]
             for took_s in draws.gamma(2.0, 1.0, MAX_REQUESTS).tolist():
-                ended.record({"ttft": took_s < 3.0, "e2e": True}, False, now_s)
+                ended.record({"ttft": took_s < 3.0, "e2e": True}, Outcome.COMPLETED, now_s)
                 promises.record("kept", 0.9, now_s)
                 for window in latencies:
                     window.record(took_s, now_s)

@@ -1,4 +1,7 @@
-"""SLO attainment of the requests that ended recently: a gauge shows it, since counters only ever grow."""
+"""SLO attainment of the requests that ended recently: a gauge shows it, since counters only ever grow.
+
+A request without targets has nothing to attain. If it was not served, it is remembered as well, and counted apart.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -6,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from sloserve.core.goodput import Attainment
+from sloserve.core.outcome import NOT_SERVED, Outcome
 from sloserve.core.stamps import Ring, Stamps, latest
 
 SPAN_S = 300.0
@@ -21,29 +25,38 @@ TARGETS: Final = ("ttft", "tpot", "e2e", "tds")
 ALL = "all"
 ALL_ADMITTED = "all_admitted"
 _REJECTED = 1 << 2 * len(TARGETS)
+_NOT_SERVED = _REJECTED << 1
+_HAD_TARGETS = _REJECTED - 1
 
 
 class AttainmentWindow:
-    """The latest requests of one class that had targets, on ``stamps``, which has room for :data:`MAX_REQUESTS`.
+    """The latest requests of one class that had targets or were not served, on ``stamps``.
 
-    One bit says that a request had a target, the next that it met it; the last that it was rejected.
+    One bit says that a request had a target, the next that it met it; one behind these that it was rejected, and the
+    last that it had no target and was not served.
+
+    Args:
+        stamps: Room for at most :data:`MAX_REQUESTS` requests.
     """
 
     def __init__(self, stamps: Stamps) -> None:
         self._ring = Ring(stamps)
 
-    def record(self, met: Mapping[str, bool], rejected: bool, now_s: float) -> None:
-        """Record a request that ended now.
+    def record(self, met: Mapping[str, bool], outcome: Outcome, now_s: float) -> None:
+        """Record a request that ended now, if it had a target or was not served.
 
         Args:
-            met: Whether each target of the request was met, by its name; at least one.
-            rejected: Whether the request was rejected before it was queued.
+            met: Whether each target of the request was met, by its name.
+            outcome: How the request ended.
             now_s: The present time, in epoch seconds.
         """
-        bits = _REJECTED if rejected else 0
+        bits = _REJECTED if outcome is Outcome.REJECTED else 0
+        if not met:
+            bits = _NOT_SERVED if outcome in NOT_SERVED else 0
         for name, was_met in met.items():
             bits |= (0b11 if was_met else 0b01) << 2 * TARGETS.index(name)
-        self._ring.add(bits, now_s)
+        if bits:
+            self._ring.add(bits, now_s)
 
 
 def ratios(windows: Iterable[Stamps], now_s: float) -> dict[str, float]:
@@ -108,12 +121,27 @@ def shown(windows: Iterable[Stamps], now_s: float) -> list[list[float | int | No
     return [[None if one.ratio is None else round(one.ratio, 4), one.total] for one in counts]
 
 
+def not_served(windows: Iterable[Stamps], now_s: float) -> list[int]:
+    """Return for each of :data:`SHOWN_SPANS_S` how many requests without targets were not served.
+
+    A client that leaves is none of them. A request that had targets counts in :func:`shown`, however it ended.
+
+    Args:
+        windows: The windows of one class, one of each process that serves it; they count as one window.
+        now_s: The present time, in epoch seconds.
+    """
+    rings = list(windows)
+    ended = [latest(rings, MAX_REQUESTS, now_s - span_s) for span_s in SHOWN_SPANS_S]
+    return [int(np.count_nonzero(one & np.uint64(_NOT_SERVED))) for one in ended]
+
+
 def _verdicts(ended: Stamps, target: int) -> Stamps:
     found: Stamps = ended >> np.uint64(2 * target) & np.uint64(0b11)
     return found
 
 
 def _counts(ended: Stamps) -> Attainment:
+    ended = ended[ended & np.uint64(_HAD_TARGETS) > 0]
     missed_any = np.zeros(ended.size, bool)
     for i in range(len(TARGETS)):
         missed_any |= _verdicts(ended, i) == 0b01

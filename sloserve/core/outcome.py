@@ -1,6 +1,7 @@
 """How a request ended, as one of a few values that can label a metric."""
 
 from enum import StrEnum
+from typing import Final
 
 
 class Outcome(StrEnum):
@@ -20,3 +21,7 @@ class Outcome(StrEnum):
 
     This is always a bug; it is counted so that it shows.
     """
+
+
+NOT_SERVED: Final = frozenset({Outcome.REJECTED, Outcome.EVICTED, Outcome.FAILED, Outcome.LOST})
+"""Outcomes of requests that were not served although their clients waited for them."""

@@ -153,12 +153,11 @@ class ClassMetrics:
             if added := of(served):
                 counter.inc(added)
         met = served.met
-        if met:
-            for target, was_met in met.items():
-                self._targets[target].inc()
-                if not was_met:
-                    self._violations[target].inc()
-            self._window.record(met, served.outcome is Outcome.REJECTED, now_s)
+        for target, was_met in met.items():
+            self._targets[target].inc()
+            if not was_met:
+                self._violations[target].inc()
+        self._window.record(met, served.outcome, now_s)
         if served.qoe is not None:
             self._qoe.observe(served.qoe)
         if served.latency is not None:

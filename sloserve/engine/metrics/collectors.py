@@ -117,8 +117,8 @@ class TenantMetrics:
                 count.inc(added)
         if (promise := served.promise) is not None:
             self._families.promises.of_tenant.labels(self._label, promise).inc()
-        if served.met and self._window is not None:
-            self._window.record(served.met, served.outcome is Outcome.REJECTED, now_s)
+        if self._window is not None:
+            self._window.record(served.met, served.outcome, now_s)
 
 
 class FrontEndMetrics:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sloserve.core.tenants import NONE, OTHER
 from sloserve.engine.metrics.live_page import ROW, Frame
-from sloserve.engine.metrics.live_state import BAD, FINE, in_time
+from sloserve.engine.metrics.live_state import BAD, FINE, how_it_fares
 from sloserve.engine.why import NEXT_STEP, PHASE_IN_WORDS, SAYS, Cause, RequestPhase, Why, sentence, told_with_head
 
 _DUE, _PHASE, _CLASS, _WHY, _MISSED = (ROW.index(name) for name in ("due_s", "phase", "class_id", "why", "missed"))
@@ -87,7 +87,7 @@ def _headline(
     tenants: Sequence[Mapping[str, Any]],
     at_s: float,
 ) -> _Headline:
-    parts = [in_time(figures["attained"])]
+    parts = [how_it_fares(figures)]
     cause, advice = None, None
     count = max(figures["late"], figures["missed"])
     if count:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sloserve.core.attainment_window import SHOWN_SPANS_S, missed_targets, shown
+from sloserve.core.attainment_window import SHOWN_SPANS_S, missed_targets, not_served, shown
 from sloserve.core.clock import Clock
 from sloserve.core.latency_window import quantiles_s
 from sloserve.core.predicted import LEVELS
@@ -145,8 +145,7 @@ class LiveView:
             name: missed_targets((board.ended[i] for board in boards), now_s, SHOWN_SPANS_S[0])
             for i, name in enumerate(self._classes)
         }
-        rest = calm({name: one["attained"] for name, one in by_class.items()})
-        return {"by_class": by_class, "calm": rest, **headlines(frames, by_class, missed, tenants, at_s)}
+        return {"by_class": by_class, "calm": calm(by_class), **headlines(frames, by_class, missed, tenants, at_s)}
 
     def _by_class(self, frames: Sequence[Frame], at_s: float, now_s: float) -> dict[str, dict[str, Any]]:
         boards = list(self._boards())
@@ -154,7 +153,8 @@ class LiveView:
         for i, name in enumerate(self._classes):
             late = _sum(frame.late[i] + _is_newly_late(frame, i, at_s).sum() for frame in frames)
             missed = _sum(frame.missed[i] for frame in frames)
-            attained = shown((board.ended[i] for board in boards), now_s)
+            ended = [board.ended[i] for board in boards]
+            attained, lost = shown(ended, now_s), not_served(ended, now_s)
             burning = burn_rates(attained, missed)
             found[name] = {
                 **{phase.name.lower(): _sum(frame.counts[i, phase] for frame in frames) for phase in RequestPhase},
@@ -168,8 +168,9 @@ class LiveView:
                 "predicted": predictions_now(boards, i),
                 "promises": promises_now(boards, i),
                 "attained": attained,
+                "not_served": lost,
                 "burn": burning,
-                "state": state_of(late, burning, missed),
+                "state": state_of(late, burning, lost, missed),
             }
         return found
 

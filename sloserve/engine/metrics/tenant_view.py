@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from sloserve.core.attainment_window import shown
+from sloserve.core.attainment_window import not_served, shown
 from sloserve.core.tenants import OTHER
 from sloserve.engine.metrics.engine_page import PageSnapshot
 from sloserve.engine.metrics.live_state import burn_rates, state_of
@@ -41,7 +41,7 @@ def tenants_now(pages: Sequence[PageSnapshot], boards: Iterable[Board], now_s: f
         # On each engine a tenant's service minus its debt is its share's part of the service of all.
         fair = (one.service_s - one.debt_s) / all_s if all_s else one.share / max(engines, 1)
         weight = max(each.weight for each in known if own_name(each.tenant) == label)
-        attained = shown(windows, now_s)
+        attained, lost = shown(windows, now_s), not_served(windows, now_s)
         rows.append(
             {
                 "name": label[:_MOST_CHARS],
@@ -52,7 +52,8 @@ def tenants_now(pages: Sequence[PageSnapshot], boards: Iterable[Board], now_s: f
                 "fair": round(fair, 4),
                 "debt_s": round(one.debt_s, 1) + 0.0,  # which is not -0.0
                 "attained": attained,
-                "state": state_of(0, burn_rates(attained)),
+                "not_served": lost,
+                "state": state_of(0, burn_rates(attained), lost),
             }
         )
     rows.sort(key=_worst_first)

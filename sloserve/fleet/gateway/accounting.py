@@ -36,6 +36,8 @@ class RequestAccounting:
         self._started: StartedCall | None = None
         self._logged: LoggedRequest | None = None
         self._latency: Latency | None = None
+        self._measured: Latency | None = None
+        """Latency of a complete response, also of one that generates nothing."""
 
     def arrived(self) -> None:
         """Count demand for the model that the request asks for."""
@@ -148,9 +150,7 @@ class RequestAccounting:
         if self._logged is not None:
             so_far = tokens or self._parts.demand.tokens_so_far(request.model, self._answer.streamed)
             self._logged.over(max(so_far, 0), complete=tokens > 0)
-        self._parts.attained.ended(
-            request.slo, latency, now_s, streamed=request.streamed, rejected=self._ticket is None
-        )
+        self._measured = latency
         if not tokens:
             latency = None
         elif latency is not None:
@@ -159,17 +159,19 @@ class RequestAccounting:
             self._ticket.ended(latency, tokens, now_s)
         self._latency = latency
 
-    def promise_ended(self, outcome: Outcome, use: RequestUse | None) -> None:
-        """Count the promise of the request, if it was given one.
+    def judged(self, outcome: Outcome, use: RequestUse | None) -> None:
+        """Count whether the request met its targets, and its promise, if it was given one.
 
         Args:
             outcome: Outcome of the request.
             use: What the request uses of its tenant's limits; ``None`` if it was not admitted.
         """
         request, slo = self._request, self._request.slo
+        now_s = self._parts.clock.monotonic_s()
+        self._parts.attained.ended(slo, outcome, self._measured, now_s, streamed=request.streamed)
         if not request.streamed:  # of an output in one piece only the end is seen here
             slo = replace(slo, targets=Targets(e2e_s=slo.targets.e2e_s))
-        age_s = self._parts.clock.monotonic_s() - request.arrival_s
+        age_s = now_s - request.arrival_s
         was_late = outcome is Outcome.ABORTED and is_late(slo.targets, age_s, begun=self._answer.begun)
         served = ServedRequest(slo, outcome, latency=self._latency, promised=request.promised, was_late=was_late)
         if request.promised is not None and served.promise is not None:

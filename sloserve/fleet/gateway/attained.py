@@ -1,10 +1,11 @@
 """SLO attainment of a gateway's recent requests, by class, measured as their responses pass through it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from sloserve.core.attainment_window import MAX_REQUESTS, AttainmentWindow, shown
+from sloserve.core.attainment_window import MAX_REQUESTS, AttainmentWindow, not_served, shown
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
@@ -31,23 +32,28 @@ class Attained:
                 made._stamps[name], made._windows[name] = self._stamps[name], self._windows[name]
         return made
 
-    def ended(self, slo: SLO, latency: Latency | None, now_s: float, *, streamed: bool, rejected: bool) -> None:
-        """Record a request that ended now, in whatever way.
+    def ended(self, slo: SLO, outcome: Outcome, latency: Latency | None, now_s: float, *, streamed: bool) -> None:
+        """Record a request that ended now.
 
         Args:
             slo: Targets of the request.
+            outcome: How the request ended.
             latency: Measured latency; ``None`` unless its response is complete.
             now_s: Monotonic time in seconds.
             streamed: Whether the output was streamed. Of an output in one piece only the end is seen here, and only the
-                target for the end counts.
-            rejected: Whether the request was rejected.
+                target for the end counts; without such a target it counts as a request without targets.
         """
-        met = ServedRequest(slo, Outcome.FAILED if latency is None else Outcome.COMPLETED, latency=latency).met
+        met = ServedRequest(slo, outcome, latency=latency).met
         if not streamed:
             met = {name: was_met for name, was_met in met.items() if name == "e2e"}
-        if met:
-            self._windows[slo.slo_class.name].record(met, rejected, now_s)
+        self._windows[slo.slo_class.name].record(met, outcome, now_s)
 
-    def by_class(self, now_s: float) -> dict[str, list[list[float | int | None]]]:
-        """Return what :func:`sloserve.core.attainment_window.shown` gives for each class."""
-        return {name: shown([stamps], now_s) for name, stamps in self._stamps.items()}
+    def by_class(self, now_s: float) -> dict[str, dict[str, Any]]:
+        """Return for each class what is ``attained`` and how many were ``not_served``, over each span.
+
+        See :func:`~sloserve.core.attainment_window.shown` and :func:`~sloserve.core.attainment_window.not_served`.
+        """
+        return {
+            name: {"attained": shown([stamps], now_s), "not_served": not_served([stamps], now_s)}
+            for name, stamps in self._stamps.items()
+        }

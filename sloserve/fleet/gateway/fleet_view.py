@@ -17,7 +17,7 @@ from typing import Any, Final
 from sloserve.core.attainment_window import SHOWN_SPANS_S
 from sloserve.core.in_words import duration
 from sloserve.core.spans import Phase
-from sloserve.engine.metrics.live_state import BAD, Attained, burn_rates, calm, in_time, state_of
+from sloserve.engine.metrics.live_state import BAD, FINE, burn_rates, calm, how_it_fares, state_of
 from sloserve.fleet.contract.reports import Demand
 from sloserve.fleet.gateway.gateway_instance import FRESH_S, GatewayInstance
 from sloserve.fleet.gateway.instances import UNAVAILABLE
@@ -89,7 +89,7 @@ class FleetView:
         known = sorted(instances.by_name.values(), key=lambda one: one.name)
         rows = {one.name: self._row(one, now_s, epoch_s) for one in known}
         self._courses = {name: self._courses[name] for name in rows}
-        by_class = {name: _figures(attained) for name, attained in parts.attained.by_class(now_s).items()}
+        by_class = {name: _figures(one) for name, one in parts.attained.by_class(now_s).items()}
         groups = sorted(parts.demand.report(parts.hold.held, now_s).demand, key=lambda one: -one.held)
         plan = instances.plan
         hosts = _hosts(rows)
@@ -100,7 +100,7 @@ class FleetView:
             "spans_s": list(SHOWN_SPANS_S),
             "headlines": [*_missing(by_class), *self._late(groups, now_s), *_silent(hosts)],
             "by_class": by_class,
-            "calm": calm({name: one["attained"] for name, one in by_class.items()}),
+            "calm": calm(by_class),
             "columns": list(COLUMNS),
             "models": {name: self._model(name, now_s) for name in sorted(parts.models)[:MOST_NAMED]},
             "hosts": dict(list(hosts.items())[:MOST_NAMED]),
@@ -206,17 +206,17 @@ def _hosts(rows: dict[str, list[Any]]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _figures(attained: Attained) -> dict[str, Any]:
-    """Return the figures of a class: shares of requests in time, burn rates and the state that follows from them."""
-    burning = burn_rates(attained)
-    return {"attained": attained, "burn": burning, "state": state_of(0, burning)}
+def _figures(ended: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a class: requests that ended, burn rates and the state that follows from them."""
+    burning = burn_rates(ended["attained"])
+    return {**ended, "burn": burning, "state": state_of(0, burning, ended["not_served"])}
 
 
 def _missing(by_class: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return for each class that misses its targets its shares of requests in time, the highest burn rate first."""
-    bad = [(name, one) for name, one in by_class.items() if one["state"] == BAD]
-    bad.sort(key=lambda one: -one[1]["burn"][0])
-    return [f"{name}: {in_time(one['attained'])}" for name, one in bad]
+    """Return for each class that is not fine how it fares, the bad ones and the highest burn rate first."""
+    wrong = [(name, one) for name, one in by_class.items() if one["state"] != FINE]
+    wrong.sort(key=lambda one: (one[1]["state"] != BAD, -(one[1]["burn"][0] or 0.0)))
+    return [f"{name}: {how_it_fares(one)}" for name, one in wrong]
 
 
 def _silent(hosts: dict[str, dict[str, int]]) -> list[str]:

@@ -74,7 +74,7 @@ class ForwardedRequest:
                 self._use.ended()
             self._parts.metrics.ended(*self._counted_as, outcome)
             if self._booking is not None:
-                self._booking.promise_ended(outcome, self._use)
+                self._booking.judged(outcome, self._use)
             is_refused_by_engine = outcome is Outcome.REJECTED and self.answer.begun
             if choice is not None and not is_refused_by_engine:  # the client's fault says nothing about the choice
                 choice.ended(has_left=outcome is Outcome.ABORTED)

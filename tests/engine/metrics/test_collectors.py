@@ -64,6 +64,17 @@ class Bench:
         return self.scrape()(name, **labels)
 
 
+def test_requests_without_targets_are_remembered_only_if_they_were_not_served() -> None:
+    bench, slo = Bench(), DEFAULT_CLASSES.slo("batch", Targets())
+    for outcome in (Outcome.COMPLETED, Outcome.ABORTED, Outcome.FAILED):
+        bench.metrics.record(ServedRequest(slo, outcome, "acme"))
+    now_s = bench.clock.monotonic_s()
+    of_class = bench.board.ended[DEFAULT_CLASSES.names.index("batch")]
+    for windows in ([of_class], tenant_windows([bench.board], "acme")):
+        assert attainment_window.not_served(windows, now_s) == [1, 1]
+    assert bench.value("slo_attainment_ratio", cls="batch", dim="all") is None
+
+
 def test_one_request_counts_once_everywhere() -> None:
     bench = Bench()
     bench.metrics.record(SERVED)

@@ -11,6 +11,7 @@ from sloserve.core.attainment_window import AttainmentWindow
 from sloserve.core.clock import ManualClock
 from sloserve.core.judged_window import PredictionWindow
 from sloserve.core.latency_window import LatencyWindow
+from sloserve.core.outcome import Outcome
 from sloserve.core.predicted import PREDICTED, Quantiles
 from sloserve.core.promise_window import PromiseWindow
 from sloserve.engine.metrics.engine_page import Layout, PageWriter
@@ -125,8 +126,8 @@ def test_the_alarm_follows_the_share_in_time_and_not_who_is_late_now(server: Ser
     assert [one["state"] for one in view["by_class"].values()] == ["late", "late"] and view["alarms"] == [False] * 2
     windows = [AttainmentWindow(server.board.ended[i]) for i in range(2)]
     for number in range(50):
-        windows[0].record({"ttft": number != 7}, False, 580.0)
-        windows[1].record({"ttft": number % 2 == 0}, False, 580.0)
+        windows[0].record({"ttft": number != 7}, Outcome.COMPLETED, 580.0)
+        windows[1].record({"ttft": number % 2 == 0}, Outcome.COMPLETED, 580.0)
     server.clock.advance_to(server.clock.now_s() + 600.0)
     server.view.read()
     server.live[0].write(replace(made, at_monotonic_s=600.5))
@@ -163,7 +164,7 @@ def test_requests_that_missed_a_deadline_raise_the_alarm_before_they_end(server:
 def test_attainment_is_of_one_and_of_ten_minutes(server: Server) -> None:
     window = AttainmentWindow(server.board.ended[0])
     for at_s, met in ((10.0, False), (400.0, True), (580.0, True), (590.0, False)):
-        window.record({"ttft": met, "e2e": True}, False, at_s)
+        window.record({"ttft": met, "e2e": True}, Outcome.COMPLETED, at_s)
     server.clock.advance_to(server.clock.now_s() + 600.0)
     assert server.view.read()["by_class"]["urgent"]["attained"] == [[0.5, 2], [0.5, 4]]
 
@@ -298,7 +299,8 @@ def test_the_cause_names_the_tenant_that_fills_the_queue() -> None:
     made.rows[:, ROW.index("due_s")] = 1e9 - 1.0
     made.rows[:, ROW.index("phase")] = RequestPhase.WAITING
     made.rows[:, ROW.index("why")] = Why.GIVEN_UP
-    figures = {"state": "bad", "burn": [9.0, 9.0], "late": 7, "missed": 7, "attained": [[0.5, 4], [0.5, 4]]}
+    figures = {"state": "bad", "burn": [9.0, 9.0], "late": 7, "missed": 7, "attained": [[0.5, 4]] * 2}
+    figures["not_served"] = [0, 0]
     tenants = [{"name": "acme", "waiting": 11}, {"name": "globex", "waiting": 30}]
 
     def cause(*tenants: dict[str, object]) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from sloserve.core.attainment_window import AttainmentWindow
+from sloserve.core.outcome import Outcome
 from sloserve.engine.metrics.engine_page import find_pages
 from sloserve.engine.metrics.process_page import Board, tenant_key
 from sloserve.engine.metrics.tenant_figures import FIGURES
@@ -23,7 +24,7 @@ class Server:
         board.tenants[place] = tenant_key(tenant)
         window = AttainmentWindow(board.tenant_ended[1 + place])
         for one in met:
-            window.record({"ttft": one}, False, 100.0)
+            window.record({"ttft": one}, Outcome.COMPLETED, 100.0)
 
     def view(self) -> dict[str, Any]:
         return tenants_now([page.snapshot() for page in find_pages(self.folder)], self.boards, 101.0)
@@ -75,3 +76,15 @@ def test_a_view_names_a_bounded_number_of_tenants(tmp_path: Path) -> None:
     view = server.view()
     assert len(view["tenants"]) == MOST_SHOWN and view["more_tenants"] == 30 - MOST_SHOWN
     assert max(len(row["name"]) for row in view["tenants"]) == 64
+
+
+def test_requests_of_a_tenant_that_were_not_served_are_counted(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.engines[0].serves("a", "b")
+    server.ended(0, 0, "b", True)
+    window = AttainmentWindow(server.boards[1].tenant_ended[1])
+    server.boards[1].tenants[0] = tenant_key("b")
+    for _ in range(3):
+        window.record({}, Outcome.REJECTED, 100.0)
+    row = server.view()["tenants"][0]
+    assert (row["attained"][0], row["not_served"], row["state"]) == ([1.0, 1], [3, 3], "late")

@@ -151,7 +151,7 @@ def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
     slo = DEFAULT_CLASSES.slo("interactive", Targets(ttft_s=1.0, e2e_s=5.0))
 
     def ended(ttft_s: float, e2e_s: float, *, streamed: bool = True) -> None:
-        attained.ended(slo, Latency(ttft_s, 0.01, e2e_s), now_s(), streamed=streamed, rejected=False)
+        attained.ended(slo, Outcome.COMPLETED, Latency(ttft_s, 0.01, e2e_s), now_s(), streamed=streamed)
 
     ended(0.5, 4.0)
     ended(2.0, 4.0)
@@ -159,21 +159,45 @@ def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
     view = seen.view.read()
     assert view["by_class"]["interactive"] == {
         "attained": [[0.6667, 3], [0.6667, 3]],
+        "not_served": [0, 0],
         "burn": [6.67, 6.67],
         "state": "bad",
     }
     assert view["headlines"] == ["interactive: 67% of 3 in time within 60 s, 67% of 3 in time within 10 min"]
     assert view["calm"] == "No alarm. Missed targets within 10 min: interactive 1 of 3."
     seen.clock.advance_to(seen.clock.now_s() + 100.0)
-    attained.ended(slo, None, now_s(), streamed=True, rejected=True)
+    attained.ended(slo, Outcome.REJECTED, None, now_s(), streamed=True)
     view = seen.view.read()
     assert view["by_class"]["interactive"]["attained"] == [[0.0, 1], [0.5, 4]]
     assert view["by_class"]["batch"] == {
         "attained": [[None, 0], [None, 0]],
+        "not_served": [0, 0],
         "burn": [None, None],
         "state": "fine",
     }
     assert view["spans_s"] == [60.0, 600.0]
+
+
+def test_requests_without_a_target_that_can_be_judged_count_if_they_were_not_served() -> None:
+    seen = Observed()
+    attained, now_s = seen.gateway.parts.attained, seen.clock.monotonic_s
+    batch = DEFAULT_CLASSES.slo("batch", Targets())
+    first = DEFAULT_CLASSES.slo("interactive", Targets(ttft_s=1.0))
+    for outcome in (Outcome.COMPLETED, Outcome.ABORTED, Outcome.REJECTED, Outcome.EVICTED, Outcome.FAILED):
+        latency = Latency(0.1, 0.1, 0.1) if outcome is Outcome.COMPLETED else None
+        attained.ended(batch, outcome, latency, now_s(), streamed=True)
+        attained.ended(first, outcome, latency, now_s(), streamed=False)
+    view = seen.view.read()
+    for name in ("interactive", "batch"):
+        figures = {"attained": [[None, 0], [None, 0]], "not_served": [3, 3], "burn": [None, None], "state": "late"}
+        assert view["by_class"][name] == figures
+    said = "3 without targets not served within 60 s"
+    assert view["headlines"] == [f"{name}: {said}" for name in ("interactive", "batch")]
+    seen.clock.advance_to(seen.clock.now_s() + 100.0)
+    view = seen.view.read()
+    assert view["headlines"] == [] and view["calm"] == (
+        "No alarm. Without targets and not served within 10 min: interactive 3, batch 3."
+    )
 
 
 @pytest.mark.slow
@@ -223,8 +247,12 @@ def test_the_feed_of_a_gateway_opens_to_the_admin_key_alone(tmp_path: Path) -> N
                 for instance in door.instances.values():
                     instance.room = 100
                 assert (await asked).status_code == 200
-                met = served.gateway.parts.attained.by_class
-                await until(lambda: met(served.gateway.parts.clock.monotonic_s())["interactive"] == [[1.0, 1]] * 2)
+                parts = served.gateway.parts
+
+                def met() -> object:
+                    return parts.attained.by_class(parts.clock.monotonic_s())["interactive"]["attained"]
+
+                await until(lambda: met() == [[1.0, 1]] * 2)
 
     bounded.run(test())
 

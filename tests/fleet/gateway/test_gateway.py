@@ -56,6 +56,11 @@ class Line:
         page = (await self.http.get("/metrics")).text
         return sum(float(row.rpartition(" ")[2]) for row in page.splitlines() if row.startswith(line))
 
+    def not_served(self, slo_class: str) -> int:
+        """Return how many requests of a class without targets were not served."""
+        parts = self.served.gateway.parts
+        return int(parts.attained.by_class(parts.clock.monotonic_s())[slo_class]["not_served"][0])
+
 
 @contextlib.asynccontextmanager
 async def line(tmp_path: Path, *names: str, text: str = FLEET, **around: Any) -> AsyncIterator[Line]:
@@ -151,6 +156,7 @@ def test_a_client_that_leaves_is_aborted_in_the_engine(tmp_path: Path) -> None:
                 await until(lambda: not to.first.in_flight)
             assert to.first.engines["chat"].aborted == 2
             await until(lambda: not to.served.gateway.parts.places.requests)
+            assert to.not_served("interactive") == 0, "their client did not wait for them"
             assert to.served.gateway.parts.places.bytes == 0
             assert (
                 await to.metric('sloserve:gateway_requests_total{class="interactive",model="chat",outcome="aborted"}')
@@ -253,6 +259,7 @@ def test_a_request_whose_engine_dies_is_tried_once_more_and_then_given_up(tmp_pa
         async with line(tmp_path, "node-a/0", "node-a/1", "node-a/2") as to:
             answer = await to.complete(POISON, stream=True)
             assert answer.status_code == 500
+            assert to.not_served("interactive") == 1
             assert sum(len(instance.came) for instance in to.door.instances.values()) == 2
             to.first.refusals = ["died"]
             assert (await to.complete("abc")).status_code == 200
