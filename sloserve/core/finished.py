@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
-from sloserve.core.outcome import Outcome
+from sloserve.core.outcome import REFUSED, Outcome
 from sloserve.core.promises import Promised
 from sloserve.core.slo import SLO, Targets
 
@@ -101,13 +101,18 @@ class FinishedRequest(ABC):
 
     @cached_property
     def met(self) -> dict[str, bool]:
-        """Whether each target of the request was met, by its name: ``ttft``, ``tpot``, ``e2e`` or ``tds``."""
+        """Whether each target of the request was met, by its name; empty for a client's mistake.
+
+        The names are ``ttft``, ``tpot``, ``e2e`` and ``tds``.
+        """
+        if self.outcome is Outcome.INVALID:
+            return {}
         return targets_met(self.asked.targets, self.latency)
 
     @property
     def promise(self) -> str | None:
         """What has come of its promise, one of :data:`~sloserve.core.promises.PROMISES_KEPT`; ``None`` without one."""
-        if self.promised is None or self.outcome is Outcome.REJECTED:
+        if self.promised is None or self.outcome in REFUSED:
             return None
         if self.outcome is Outcome.ABORTED and not self.was_late:
             return "withdrawn"
@@ -115,5 +120,5 @@ class FinishedRequest(ABC):
 
     @cached_property
     def good(self) -> bool | None:
-        """Whether it met every target it has; ``None`` if it has none."""
-        return all(self.met.values()) if self.asked.targets else None
+        """Whether it met every target it has; ``None`` if it has none, or is a client's mistake."""
+        return all(self.met.values()) if self.met else None

@@ -2,8 +2,9 @@
 
 A request is good when it was completed and met every target it has. Requests without targets are left out of
 numerator and denominator; they have nothing to attain. One that was rejected, aborted, evicted or lost met none of
-its targets. Attainment is reported twice: over all requests that have targets, so that refusing work does not improve
-it, and over the admitted ones, which says what a client may expect once it is in.
+its targets. One that its client wrote wrongly is left out. Attainment is reported twice: over all requests that have
+targets, so that refusing work does not improve it, and over the admitted ones, which says what a client may expect once
+it is in.
 """
 
 from collections.abc import Iterable

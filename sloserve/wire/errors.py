@@ -29,6 +29,7 @@ from sloserve.core.errors import (
     Unauthorized,
     UnknownModel,
 )
+from sloserve.core.outcome import Outcome
 from sloserve.wire.headers import DROPPED_REASON, LLM_D_DROPPED_REASON, RETRY_AFTER
 
 STATUS: dict[type[SloServeError], HTTPStatus] = {
@@ -56,6 +57,20 @@ STATUS: dict[type[SloServeError], HTTPStatus] = {
     StoreFull: HTTPStatus.INSUFFICIENT_STORAGE,
 }
 
+_MISTAKES: Final = frozenset(
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.METHOD_NOT_ALLOWED,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+    }
+)
+"""Statuses of engines for what their client has written wrongly. A key that an engine does not know is none of them:
+its operator has given it to the gateway.
+"""
+
 REASON: dict[type[SloServeError], str] = {
     QueueFull: "rejected-saturated",
     SLOUnattainable: "rejected-slo-unattainable",
@@ -80,6 +95,15 @@ llm-d has no value for targets that cannot be met: the nearest one says that the
 def status(error: SloServeError) -> HTTPStatus:
     """Return the HTTP status for ``error``."""
     return STATUS[type(error)]
+
+
+def outcome(status: int) -> Outcome:
+    """Return how a request ended to which an engine responded, to its end, with ``status``."""
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return Outcome.FAILED
+    if status in _MISTAKES:
+        return Outcome.INVALID
+    return Outcome.REJECTED if status >= HTTPStatus.BAD_REQUEST else Outcome.COMPLETED
 
 
 def reason(error: SloServeError) -> str | None:

@@ -58,9 +58,15 @@ def test_a_single_token_meets_any_speed() -> None:
     assert log(Targets(tpot_s=1e-4, tds=5_000.0), [3.0]).good is True
 
 
-@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.COMPLETED])
+@pytest.mark.parametrize("outcome", sorted({*Outcome} - {Outcome.COMPLETED, Outcome.INVALID}))
 def test_what_was_not_completed_is_not_good(outcome: Outcome) -> None:
     assert log(Targets(e2e_s=100.0), TIMES_S, outcome).good is False
+
+
+def test_a_client_s_mistake_is_neither_good_nor_missed() -> None:
+    mistake = log(Targets(e2e_s=100.0), [], Outcome.INVALID)
+    assert (mistake.good, mistake.met) == (None, {})
+    assert attainment([mistake]).total == 0
 
 
 def test_attainment_with_and_without_rejects() -> None:

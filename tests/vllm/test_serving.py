@@ -352,6 +352,20 @@ def test_numeric_priority_is_used_or_refused(server: Server, http: httpx.Client)
     assert refused.status_code == 400 and "priority" in refused.json()["error"]["message"]
 
 
+def test_what_vllm_finds_wrong_with_a_request_misses_no_target(server: Server, http: httpx.Client) -> None:
+    """It counted as rejected, and as a request of its class that missed its targets."""
+
+    def counts() -> list[float]:
+        of_class = samples(server, "sloserve:slo_requests_total")[("batch",)]
+        ended = samples(server, "sloserve:requests_total")
+        return [of_class, ended["batch", "invalid"], ended["batch", "rejected"]]
+
+    before = counts()
+    wrong = {"prompt": "a", "max_tokens": 2, "logit_bias": {"999999": 1}, "slo": {"class": "batch", "e2e_ms": 9000}}
+    assert http.post("/v1/completions", json={"model": MODEL, **wrong}).status_code == 400
+    assert [after - was for after, was in zip(counts(), before, strict=True)] == [0.0, 1.0, 0.0]
+
+
 def test_different_prompts_have_different_outputs_whatever_their_slo(http: httpx.Client) -> None:
     texts = [complete(http, f"Request {i}") for i in range(6)]
     assert len(set(texts)) == 6

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from sloserve.core.arrays import FloatArray
 from sloserve.core.clock import Clock
-from sloserve.core.outcome import Outcome
+from sloserve.core.outcome import REFUSED, Outcome
 from sloserve.engine.metrics import load_history
 from sloserve.engine.metrics.engine_metrics import PREFIX, one_of_each_rank
 from sloserve.engine.metrics.engine_page import PageSnapshot
@@ -116,7 +116,8 @@ class LoadSampler:
         found = {name: value for name, metric in _VLLM.items() if (value := self._total(metric, name)) is not None}
         if counts:
             refused = sum(n for labels, n in counts if labels.get("outcome") == Outcome.REJECTED)
-            found |= {"refused": refused, "requests": sum(n for _, n in counts) - refused}
+            taken = sum(n for labels, n in counts if labels.get("outcome") not in REFUSED)
+            found |= {"refused": refused, "requests": taken}
         found |= self._engines()
         self._gpus = self._read_gpus()
         found |= _of_gpus(self._gpus)

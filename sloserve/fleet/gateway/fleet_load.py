@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sloserve.core.outcome import Outcome
+from sloserve.core.outcome import REFUSED, Outcome
 from sloserve.engine.metrics import load_history
 from sloserve.fleet.gateway.parts import GatewayState
 
@@ -25,10 +25,9 @@ class FleetLoad:
         parts = self._parts
         used = parts.rates.used().values()
         ended = parts.metrics.ended_by_outcome()
-        refused = ended[Outcome.REJECTED]
         figures = {
-            "requests": ended.total() - refused,
-            "refused": refused,
+            "requests": sum(count for outcome, count in ended.items() if outcome not in REFUSED),
+            "refused": ended[Outcome.REJECTED],
             "prompt_tokens": sum(one.prompt_tokens for one in used),
             "output_tokens": sum(one.output_tokens for one in used),
             "running": sum(one.requests for one in parts.instances.by_name.values()),

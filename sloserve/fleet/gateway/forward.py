@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Final
 
 from sloserve.core.errors import BadBody, Evicted, InvalidRequest, Rejected, SloServeError, UnknownModel
-from sloserve.core.outcome import Outcome
+from sloserve.core.outcome import REFUSED, Outcome
 from sloserve.engine.recording.front_end import reason_of
 from sloserve.fleet.client_routes import AUDIO, GENERATING
 from sloserve.fleet.gateway.accounting import RequestAccounting
@@ -58,7 +58,7 @@ class ForwardedRequest:
                 async with WhileClientWaits(self._opened.body) as client:
                     outcome = await self._serve(request, choice, place, client)
         except (InvalidRequest, BadBody, UnknownModel, Rejected) as error:
-            outcome = Outcome.REJECTED
+            outcome = Outcome.REJECTED if isinstance(error, Rejected) else Outcome.INVALID
             self._record_refusal(error)
             raise
         except Evicted as error:
@@ -75,7 +75,7 @@ class ForwardedRequest:
             self._parts.metrics.ended(*self._counted_as, outcome)
             if self._booking is not None:
                 self._booking.judged(outcome, self._use)
-            is_refused_by_engine = outcome is Outcome.REJECTED and self.answer.begun
+            is_refused_by_engine = outcome in REFUSED and self.answer.begun
             if choice is not None and not is_refused_by_engine:  # the client's fault says nothing about the choice
                 choice.ended(has_left=outcome is Outcome.ABORTED)
 
@@ -131,9 +131,7 @@ class ForwardedRequest:
             self._counted_as = request.model, request.slo_class
             self._count(request)
             booking.ended(choice, completed=completed)
-        if not completed or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            return Outcome.FAILED
-        return Outcome.REJECTED if answer.status >= HTTPStatus.BAD_REQUEST else Outcome.COMPLETED
+        return errors.outcome(answer.status) if completed else Outcome.FAILED
 
     def _comment(self, request: GatewayRequest, choice: ModelChoice, booking: RequestAccounting) -> None:
         """Send comments until the first byte if the client asks for them, and the status may be known before that."""

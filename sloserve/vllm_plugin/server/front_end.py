@@ -18,7 +18,7 @@ from typing import Any
 
 from sloserve.core.clock import Clock
 from sloserve.core.errors import DeadlinePassed, PromiseRefused, QueueFull, Rejected, ShuttingDown
-from sloserve.core.outcome import Outcome
+from sloserve.core.outcome import REFUSED, Outcome
 from sloserve.core.predicted import Predicted
 from sloserve.core.promises import Promised
 from sloserve.core.served import ServedRequest
@@ -40,7 +40,7 @@ from sloserve.vllm_plugin.server.draining import Drain
 from sloserve.vllm_plugin.server.engine_pages import EnginePages
 from sloserve.vllm_plugin.server.live_settings import LiveSettings
 from sloserve.vllm_plugin.server.load_shown import LoadShown
-from sloserve.vllm_plugin.server.observe import EngineCall, Observed
+from sloserve.vllm_plugin.server.observe import EngineCall, Observed, outcome_of
 from sloserve.vllm_plugin.server.output_states import OutputStates
 from sloserve.vllm_plugin.server.recurring import Recurring
 from sloserve.vllm_plugin.server.request_tasks import RequestTasks
@@ -181,8 +181,8 @@ class FrontEnd:
         if stated and stated != request.stated:  # the first call had no parameters of the client
             try:
                 request.slo = self._stated.read(http, sampling_params, priority).slo
-            except Exception:
-                request.end(Outcome.REJECTED)  # it is counted for what it states, not for what its first call came to
+            except Exception as error:
+                request.end(outcome_of(error))  # it is counted for what it states, not for what its first call came to
                 raise
             request.stated = stating_keys(sampling_params.extra_args)
         now_s = self._clock.monotonic_s()
@@ -437,7 +437,7 @@ class FrontEnd:
 
     def _ended(self, http: HTTPContext | None, observed: Observed, served: ServedRequest) -> None:
         self.drain.in_flight -= 1
-        if self._recorded is not None and served.outcome is Outcome.REJECTED:
+        if self._recorded is not None and served.outcome in REFUSED:
             reason, asked = observed.refusal or (None, None if observed.ticket is None else observed.ticket.new)
             at_s = self._epoch_s(observed.arrival_s)
             self._recorded.refused(reason or BY_VLLM, at_s, observed.tenant, observed.slo, asked)
@@ -448,7 +448,7 @@ class FrontEnd:
         if observed.task is not None:
             outcome = served.outcome
             observed.task.ends(
-                completed=outcome is Outcome.COMPLETED, refused=outcome is Outcome.REJECTED, used=served.in_engine
+                completed=outcome is Outcome.COMPLETED, refused=outcome in REFUSED, used=served.in_engine
             )
         self._metrics.record(served, observed.operation, observed.age_s())
         if http is not None:

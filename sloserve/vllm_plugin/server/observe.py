@@ -211,7 +211,7 @@ class Observed:
         found, latency, quality = self._figures, None, None
         if outcome is Outcome.COMPLETED:
             latency, quality = found.latency(), found.qoe(self.slo)
-        elif expectation(self.slo.targets) is not None:
+        elif outcome is not Outcome.INVALID and expectation(self.slo.targets) is not None:
             quality = 0.0
         return ServedRequest(
             slo=self.slo,
@@ -268,7 +268,7 @@ class EngineCall:
                     self._finish(last, streamed)
                 yield last
         except BaseException as error:  # also the consumer's leaving
-            self._end(_outcome_of(error), last, streamed)
+            self._end(outcome_of(error), last, streamed)
             raise
         self._end(Outcome.ABORTED, last, streamed)
 
@@ -372,19 +372,20 @@ class EngineCall:
         return sum(len(one.token_ids) for one in getattr(output, "outputs", ()))
 
 
-def _outcome_of(error: BaseException) -> Outcome:
+def outcome_of(error: BaseException) -> Outcome:
+    """Return how a request ends that raised ``error``."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return Outcome.ABORTED
     if isinstance(error.__cause__, Evicted):
         return Outcome.EVICTED
-    return Outcome.REJECTED if isinstance(error, refusals()) else Outcome.FAILED
+    limits, mistakes = refusals()
+    if isinstance(error, limits):
+        return Outcome.REJECTED
+    return Outcome.INVALID if isinstance(error, mistakes) else Outcome.FAILED
 
 
-def refusals() -> tuple[type[Exception], ...]:
-    """Return the errors that vLLM raises for a request that it does not take.
-
-    They are its queue limits, and what it finds wrong with the request.
-    """
+def refusals() -> tuple[type[Exception], tuple[type[Exception], ...]]:
+    """Return vLLM's error for its queue limits, and its errors for what it finds wrong with a request."""
     from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
-    return GracefulHTTPError, VLLMClientError, ValueError
+    return GracefulHTTPError, (VLLMClientError, ValueError)

@@ -136,7 +136,7 @@ def test_an_output_of_one_token_judges_no_prediction_of_tpot() -> None:
 def test_series_of_known_labels_begin_at_zero() -> None:
     value = Bench().scrape()
     for name in DEFAULT_CLASSES.names:
-        assert [value("requests_total", cls=name, outcome=outcome) for outcome in OUTCOMES] == [0.0] * 5
+        assert [value("requests_total", cls=name, outcome=outcome) for outcome in OUTCOMES] == [0.0] * 6
         assert [value("rejected_requests_total", cls=name, reason=r) for r in REASONS] == [0.0] * len(REASONS)
 
 

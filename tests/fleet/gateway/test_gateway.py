@@ -24,7 +24,7 @@ from sloserve.fleet.gateway.shared_state import GatewayDependencies
 from sloserve.fleet.gateway_settings import GatewaySettings
 from sloserve.scheduler.admission.admission import Admission
 from sloserve.scheduler.admission.prediction import ArrivingRequest
-from sloserve.wire.asgi import answer_json
+from sloserve.wire.asgi import Receive, Scope, Send, answer_json
 from sloserve.wire.keys import hash_of
 from sloserve.wire.opening import BodyLimits, BoundedBody
 from tests import bounded
@@ -55,6 +55,13 @@ class Line:
     async def metric(self, line: str) -> float:
         page = (await self.http.get("/metrics")).text
         return sum(float(row.rpartition(" ")[2]) for row in page.splitlines() if row.startswith(line))
+
+    def attained(self, slo_class: str) -> list[float | int | None]:
+        """Return the share of requests of a class that met their targets within a minute, and their number."""
+        parts = self.served.gateway.parts
+        minute: list[float | int | None]
+        minute, _ = parts.attained.by_class(parts.clock.monotonic_s())[slo_class]["attained"]
+        return minute
 
     def not_served(self, slo_class: str) -> int:
         """Return how many requests of a class without targets were not served."""
@@ -103,6 +110,31 @@ def test_a_request_reaches_its_engine_and_its_answer_comes_back(tmp_path: Path) 
                 await to.metric('sloserve:gateway_requests_total{class="interactive",model="chat",outcome="completed"}')
                 == 2
             )
+
+    run(test)
+
+
+def test_a_client_s_mistake_is_no_miss_of_the_fleet(tmp_path: Path) -> None:
+    """An engine's 400 counted as a request that missed its targets, and the gateway's own as a rejected one."""
+    statuses: list[int] = []
+
+    async def engine(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer_json(send, HTTPStatus(statuses.pop(0)), {"error": {"message": "no"}})
+
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            to.first.apps["chat"] = engine
+            slo = {"x-slo-e2e-ms": "5000"}
+            for status, counted in ((400, 0), (404, 0), (422, 0), (429, 1), (401, 2)):
+                statuses.append(status)
+                assert (await to.complete("abc", headers=slo)).status_code == status
+                assert to.attained("interactive") == [0.0 if counted else None, counted], status
+            assert (await to.complete(headers={"x-slo-e2e-ms": "none"})).status_code == 400
+            assert to.attained("interactive") == [0.0, 2]
+            ended = 'sloserve:gateway_requests_total{class="interactive",model="chat",outcome="%s"}'
+            assert [await to.metric(ended % one) for one in ("invalid", "rejected")] == [3, 2]
+            unread = f'sloserve:gateway_requests_total{{class="",model="{NO_MODEL}",outcome="invalid"}}'
+            assert await to.metric(unread) == 1
 
     run(test)
 

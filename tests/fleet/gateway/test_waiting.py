@@ -171,8 +171,8 @@ def test_an_engine_s_refusal_after_a_comment_keeps_its_message(tmp_path: Path) -
             await stream.task
             (event,) = stream.events
             assert event["error"]["code"] == 400 and "request body" in event["error"]["message"]
-            rejected = 'sloserve:gateway_requests_total{class="interactive",model="chat",outcome="rejected"}'
-            assert await to.metric(rejected) == 1
+            invalid = 'sloserve:gateway_requests_total{class="interactive",model="chat",outcome="invalid"}'
+            assert await to.metric(invalid) == 1
 
     run(test)
 

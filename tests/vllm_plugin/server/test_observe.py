@@ -196,16 +196,27 @@ def test_several_replies_are_told_alike_streamed_or_whole(streamed: bool, last: 
     [
         (asyncio.CancelledError(), Outcome.ABORTED),
         (RuntimeError("engine"), Outcome.FAILED),
+        (LookupError("vLLM's queue is full"), Outcome.REJECTED),
     ],
 )
 def test_a_call_that_fails(error: BaseException, outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sloserve.vllm_plugin.server.observe.refusals", lambda: (ValueError,))
+    monkeypatch.setattr("sloserve.vllm_plugin.server.observe.refusals", lambda: (LookupError, (ValueError,)))
     call = Call(Targets(ttft_s=1.0))
     with pytest.raises(type(error)):
         call.run([(0.5, reply(1)), (0.75, error)])
     served = call.served
     assert (served.outcome, served.latency, served.qoe, served.good) == (outcome, None, 0.0, False)
     assert served.output_tokens == 1
+
+
+def test_a_client_s_mistake_misses_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's 400 counted as a rejected request that missed its targets."""
+    monkeypatch.setattr("sloserve.vllm_plugin.server.observe.refusals", lambda: (LookupError, (ValueError,)))
+    call = Call(Targets(ttft_s=1.0, tds=5.0))
+    with pytest.raises(ValueError, match="too long"):
+        call.run([(0.5, ValueError("the prompt is too long"))])
+    served = call.served
+    assert (served.outcome, served.met, served.good, served.qoe) == (Outcome.INVALID, {}, None, None)
 
 
 @pytest.mark.parametrize(("reason", "outcome"), [("abort", Outcome.ABORTED), ("error", Outcome.FAILED)])

@@ -107,18 +107,20 @@ def test_all_requests_of_a_list_that_is_refused_are_recorded(
 def test_what_vllm_itself_refuses_is_recorded_too(
     metrics: Metrics, tmp_path: Path, started: run.RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sloserve.vllm_plugin.server.observe.refusals", lambda: (Refused,))
+    monkeypatch.setattr("sloserve.vllm_plugin.server.observe.refusals", lambda: (Refused, (ValueError,)))
     server = full(tmp_path)
 
-    async def refused() -> None:
-        async for _ in server.generate(33, fails=Refused("vLLM's own queue is full", 503)):
+    async def refused(error: Exception) -> None:
+        async for _ in server.generate(33, fails=error):
             pass
 
-    with pytest.raises(Refused):
-        server.handle(server.http(), refused())
+    for error in (Refused("vLLM's own queue is full", 503), ValueError("the prompt is too long")):
+        with pytest.raises(type(error)):
+            server.handle(server.http(), refused(error))
     server.front_end.close()
-    (found,) = recording(tmp_path, started).refused
-    assert (found.reason, found.prompt_tokens) == (BY_VLLM, 33)
+    found = recording(tmp_path, started).refused
+    assert [(one.reason, one.prompt_tokens) for one in found] == [(BY_VLLM, 33)] * 2
+    assert [served.outcome.value for served in metrics.served[-2:]] == ["rejected", "invalid"]
 
 
 def test_refusals_before_an_slo_is_read_are_recorded(

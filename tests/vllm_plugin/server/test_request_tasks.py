@@ -149,7 +149,7 @@ def test_the_outcome_of_a_task_is_counted_once(metrics: Metrics, headers: list[t
 
 
 def test_a_call_that_fails_leaves_the_task_incomplete(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sloserve.vllm_plugin.server.observe.refusals", lambda: (ValueError,))
+    monkeypatch.setattr("sloserve.vllm_plugin.server.observe.refusals", lambda: (LookupError, (ValueError,)))
     server = Server()
     with pytest.raises(RuntimeError):
         request(server, ID, ("x-slo-task-last", "1"), fails=RuntimeError("engine"))

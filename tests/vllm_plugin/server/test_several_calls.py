@@ -114,7 +114,7 @@ def test_it_waits_until_its_first_token_alone(metrics: Metrics) -> None:
 def test_it_ends_once_with_the_first_call_that_fails(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch, error: BaseException, outcome: Outcome
 ) -> None:
-    monkeypatch.setattr("sloserve.vllm_plugin.server.observe.refusals", lambda: (ValueError,))
+    monkeypatch.setattr("sloserve.vllm_plugin.server.observe.refusals", lambda: (LookupError, (ValueError,)))
     server = Server()
 
     async def search() -> None:
@@ -188,6 +188,7 @@ def test_a_recording_whose_language_is_found_first_is_one_request(metrics: Metri
 
     with pytest.raises(Malformed, match="slo_e2ems"):
         server.handle(server.http(), misspelt())
+    assert metrics.served[-1].outcome is Outcome.INVALID
 
 
 def test_calls_of_different_http_requests_are_different_requests(metrics: Metrics) -> None:
