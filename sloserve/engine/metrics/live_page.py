@@ -39,7 +39,8 @@ ROW: Final = (
 - ``since_s``: when its phase began.
 - ``due_s``: its next deadline, nan for none.
 - ``ahead``: waiting requests before it in the order of admission, -1 if it runs.
-- ``missed``: 1 if it has missed the deadline of its first token or of its whole output, so that it will not be in time.
+- ``missed``: 1 if it will not be in time: it has missed the deadline of its first token or of its whole output, or more
+  time has passed since its first token than its TPOT or TDS target allows for the longest output that it may have.
 - ``why``, ``figure``, ``of``: its :class:`~sloserve.engine.why.Cause`.
 """
 
@@ -62,8 +63,8 @@ class Frame:
         head: Why the first of the waiting requests was not admitted.
         counts: Requests by class and phase, ``[classes, len(Phase)]``.
         late: Requests with a missed next deadline by class, ``[classes]``.
-        missed: Requests that have missed the deadline of their first token or of their whole output, by class,
-            ``[classes]``; a request that had its first token too late counts until it ends.
+        missed: Requests that will not be in time, as ``missed`` of a row says, by class, ``[classes]``; a request that
+            had its first token too late counts until it ends.
         next_due_s: Earliest deadline by class, nan for none, ``[classes]``.
         foreseen: Mean and standard deviation of the KV blocks that the running requests will hold NEAR, ``[2, t]``;
             ``None`` if nothing is known of the lengths of outputs.

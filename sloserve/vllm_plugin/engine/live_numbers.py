@@ -1,5 +1,6 @@
 """Numbers of the live requests, by which watchers know them, and facts of each that outlast a frame."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -11,8 +12,11 @@ from sloserve.core.stated import StatedSLO
 from sloserve.vllm_plugin.engine.engine_stats import EngineStats
 
 _NAN = float("nan")
-STATIC = ("number", "class_id", "arrival_s", "ttft_due_s", "e2e_due_s", "pace_s", "prompt_tokens")
-"""Columns of a request's facts, which do not change while it lives."""
+STATIC = ("number", "class_id", "arrival_s", "ttft_due_s", "e2e_due_s", "pace_s", "prompt_tokens", "max_tokens")
+"""Columns of a request's facts, which do not change while it lives.
+
+``max_tokens`` is the most tokens of its output. It is infinite for a session: each of its inputs states another number.
+"""
 MISSED = len(STATIC)
 """Column behind these that says whether the request was seen after it had missed a deadline."""
 _MOST_GONE = 64
@@ -93,4 +97,5 @@ def _static(request: Request, stated: StatedSLO | None) -> tuple[float, ...]:
         _NAN if targets is None else due_s(targets.e2e_s),
         _NAN if targets is None or targets.pace_s is None else targets.pace_s,
         request.num_prompt_tokens,
+        math.inf if request.resumable else request.max_tokens,
     )

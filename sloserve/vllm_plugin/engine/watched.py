@@ -146,7 +146,8 @@ class _Live:
         self.phase = self._phases(np.isin(slots, paused) if paused.size else None)
         self._first_token_s = _first_tokens_s(planner, requests)
         self.due_s = self._due_s()
-        self.missed = self._note_missed(numbers.values, slots)
+        self._overdue = self._note_overdue(numbers.values, slots)
+        self.missed: BoolArray = self._overdue | self._is_too_slow()
 
     def _phases(self, paused: BoolArray | None) -> IntArray:
         """Return the phase of each request, ``[requests]``.
@@ -172,13 +173,27 @@ class _Live:
         return [request.arrival_time if one is None else one.since_s for request, one in found]
 
     def _due_s(self) -> FloatArray:
-        _, _, _, ttft_s, e2e_s, pace_s, _ = self._static.T
+        ttft_s, e2e_s, pace_s = (self._fact(name) for name in ("ttft_due_s", "e2e_due_s", "pace_s"))
         # The next token is due one pace after each that came; of a prompt the first token.
         token_s = np.where(self._output_tokens > 0, self._first_token_s + pace_s * self._output_tokens, ttft_s)
         due_s: FloatArray = np.fmin(token_s, e2e_s)
         return due_s
 
-    def _note_missed(self, values: FloatArray, slots: IntArray) -> BoolArray:
+    def _fact(self, name: str) -> FloatArray:
+        """Return a fact of each request, one of :data:`STATIC`."""
+        return self._static[:, STATIC.index(name)]
+
+    def _is_too_slow(self) -> BoolArray:
+        """Return which requests cannot meet their TPOT or TDS target any more, ``[requests]``.
+
+        The next token comes now or later, and the output has ``max_tokens`` at most: once more time has passed since
+        the first token than these may take, no speed of the remaining ones is enough.
+        """
+        longest_s = self._fact("pace_s") * (self._fact("max_tokens") - 1.0)
+        slow: BoolArray = (self._output_tokens > 0) & (self._now_s - self._first_token_s > longest_s)
+        return slow
+
+    def _note_overdue(self, values: FloatArray, slots: IntArray) -> BoolArray:
         """Return which requests have missed the deadline of their first token or of their whole output.
 
         A first token that came too late between two frames is known where a policy needs the time of first tokens.
@@ -187,11 +202,11 @@ class _Live:
             values: Facts of requests, which keep the result.
             slots: Rows of the requests in ``values``.
         """
-        ttft_due_s, e2e_due_s = (self._static[:, STATIC.index(name)] for name in ("ttft_due_s", "e2e_due_s"))
+        ttft_due_s, e2e_due_s = self._fact("ttft_due_s"), self._fact("e2e_due_s")
         first_s = np.where(self._output_tokens > 0, self._first_token_s, self._now_s)
-        missed: BoolArray = (values[slots, MISSED] > 0.0) | (first_s > ttft_due_s) | (self._now_s > e2e_due_s)
-        values[slots, MISSED] = missed
-        return missed
+        overdue: BoolArray = (values[slots, MISSED] > 0.0) | (first_s > ttft_due_s) | (self._now_s > e2e_due_s)
+        values[slots, MISSED] = overdue
+        return overdue
 
     def counts(self, classes: int) -> IntArray:
         flat = np.bincount(self.class_id * len(RequestPhase) + self.phase, minlength=classes * len(RequestPhase))
@@ -243,7 +258,7 @@ class _Live:
         first, planner = self._first_queued, self._planner
         missed = np.zeros(self.size - first, np.bool_)
         if planner is not None and planner.policy.gives_up:
-            missed = self.missed[first:]
+            missed = self._overdue[first:]
         standing = None if planner is None else planner.standing()
         level = np.zeros(self.size - first, np.int64)
         if planner is not None and standing is not None:

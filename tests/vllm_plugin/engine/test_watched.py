@@ -3,6 +3,7 @@ and that being watched changes nothing.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,27 @@ def test_a_request_that_the_policy_has_given_up_is_told_so_and_a_later_deadline_
     assert len(waits) > 5 and all(one["missed"] == 1.0 for one in waits[1:])
     assert {(one["why"], one["figure"], one["of"]) for one in waits[1:]} == {(Why.GIVEN_UP, 0, 2)}
     assert sum(one["phase"] == RequestPhase.WAITING for one in urgent_rows(0.2)) < len(waits) / 2
+
+
+def test_a_decode_is_lost_once_its_longest_output_would_be_too_slow(
+    build: Build, request_of: RequestOf, watch: Watch
+) -> None:
+    """It counted as one that can still be in time until it ended."""
+
+    def decoding(max_tokens: int | None = 30, **targets: float) -> list[tuple[float, dict[str, float]]]:
+        slo = DEFAULT_CLASSES.slo(None, Targets(**targets))
+        frames = watch(build("edf"), [replace(request_of("a", 0.0, 8, 30, max_tokens=max_tokens), slo=slo)])
+        rows = [(frame, row(frame, 1)) for frame in frames if frame.live]
+        assert [frame.missed.sum() for frame, _ in rows] == [one["missed"] for _, one in rows]
+        return [(frame.at_s, one) for frame, one in rows if one["phase"] == RequestPhase.DECODE]
+
+    assert not any(one["missed"] for _, one in decoding(tpot_s=9.0))
+    assert not any(one["missed"] for _, one in decoding(None, tpot_s=0.004)), "many more tokens may come, and faster"
+    for targets in ({"tpot_s": 0.004}, {"tds": 250.0, "tpot_s": 1.0}):
+        rows = decoding(**targets)
+        first_s = rows[0][0]
+        lost = [one["missed"] == 1.0 for _, one in rows]
+        assert lost == [at_s - first_s > 0.004 * 29 for at_s, _ in rows] and not lost[0] and lost[-1]
 
 
 @pytest.mark.parametrize(
