@@ -57,6 +57,24 @@ class RequestAccounting:
             return slo
         return replace(slo, promise=replace(slo.promise, falls_back=True))
 
+    @property
+    def slo_class(self) -> str:
+        """Name of the request's class."""
+        return self._request.slo_class
+
+    @property
+    def _seen_targets(self) -> Targets:
+        """Targets of the request that can be judged here: of an output in one piece only the end is seen."""
+        targets = self._request.slo.targets
+        return targets if self._request.streamed else Targets(e2e_s=targets.e2e_s)
+
+    def has_missed(self, now_s: float) -> bool:
+        """Return whether the request has missed the target of its first token or of its whole output by now."""
+        targets, first_s, arrival_s = self._seen_targets, self._answer.first_s, self._request.arrival_s
+        if first_s is not None and is_late(targets, first_s - arrival_s, begun=False):
+            return True
+        return is_late(targets, now_s - arrival_s, begun=first_s is not None)
+
     def admit(self, model: str) -> None:
         """Let the request wait for this model, and for no other.
 
@@ -91,6 +109,7 @@ class RequestAccounting:
         if self._ticket is not None:
             self._ticket.ended(None, 0, now_s)
         self._ticket, self._admission = ticket, admission
+        self._parts.attained.admitted(self)
         if self._started is None:
             self._started = self._parts.tasks.begins(task, request)
 
@@ -168,9 +187,9 @@ class RequestAccounting:
         """
         request, slo = self._request, self._request.slo
         now_s = self._parts.clock.monotonic_s()
+        self._parts.attained.left(self)
         self._parts.attained.ended(slo, outcome, self._measured, now_s, streamed=request.streamed)
-        if not request.streamed:  # of an output in one piece only the end is seen here
-            slo = replace(slo, targets=Targets(e2e_s=slo.targets.e2e_s))
+        slo = replace(slo, targets=self._seen_targets)
         age_s = now_s - request.arrival_s
         was_late = outcome is Outcome.ABORTED and is_late(slo.targets, age_s, begun=self._answer.begun)
         served = ServedRequest(slo, outcome, latency=self._latency, promised=request.promised, was_late=was_late)

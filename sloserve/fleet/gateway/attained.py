@@ -1,7 +1,8 @@
-"""SLO attainment of a gateway's recent requests, by class, measured as their responses pass through it."""
+"""SLO attainment of a gateway's requests, by class, measured as their responses pass through it."""
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,8 +14,19 @@ from sloserve.core.slo import SLO
 from sloserve.core.stamps import Stamps
 
 
+class OpenRequest(Protocol):
+    """A request that was admitted and has not ended."""
+
+    @property
+    def slo_class(self) -> str:
+        """Name of its class."""
+
+    def has_missed(self, now_s: float) -> bool:
+        """Return whether it has missed a target by now."""
+
+
 class Attained:
-    """The latest requests of each class.
+    """The latest requests of each class, and the ones that have not ended.
 
     Args:
         names: Names of the classes.
@@ -22,15 +34,25 @@ class Attained:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._stamps: dict[str, Stamps] = {name: np.zeros(MAX_REQUESTS, np.uint64) for name in names}
+        self._open: dict[OpenRequest, None] = {}
         self._windows = {name: AttainmentWindow(stamps) for name, stamps in self._stamps.items()}
 
     def of_classes(self, names: Sequence[str]) -> "Attained":
         """Return a record for other classes; a class that is here, too, has one record for both."""
         made = Attained([name for name in names if name not in self._stamps])
+        made._open = self._open
         for name in names:
             if name in self._stamps:
                 made._stamps[name], made._windows[name] = self._stamps[name], self._windows[name]
         return made
+
+    def admitted(self, request: OpenRequest) -> None:
+        """Follow a request until :meth:`left`."""
+        self._open[request] = None
+
+    def left(self, request: OpenRequest) -> None:
+        """Follow a request no more; :meth:`ended` records how it fared."""
+        self._open.pop(request, None)
 
     def ended(self, slo: SLO, outcome: Outcome, latency: Latency | None, now_s: float, *, streamed: bool) -> None:
         """Record a request that ended now.
@@ -49,11 +71,17 @@ class Attained:
         self._windows[slo.slo_class.name].record(met, outcome, now_s)
 
     def by_class(self, now_s: float) -> dict[str, dict[str, Any]]:
-        """Return for each class what is ``attained`` and how many were ``not_served``, over each span.
+        """Return for each class what is ``attained`` and how many were ``not_served``, over each span, and ``missed``.
 
         See :func:`~sloserve.core.attainment_window.shown` and :func:`~sloserve.core.attainment_window.not_served`.
+        ``missed`` is the number of requests that have not ended and have missed a target.
         """
+        missed = Counter(one.slo_class for one in self._open if one.has_missed(now_s))
         return {
-            name: {"attained": shown([stamps], now_s), "not_served": not_served([stamps], now_s)}
+            name: {
+                "attained": shown([stamps], now_s),
+                "not_served": not_served([stamps], now_s),
+                "missed": missed[name],
+            }
             for name, stamps in self._stamps.items()
         }

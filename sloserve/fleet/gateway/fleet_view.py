@@ -206,17 +206,21 @@ def _hosts(rows: dict[str, list[Any]]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _figures(ended: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a class: requests that ended, burn rates and the state that follows from them."""
-    burning = burn_rates(ended["attained"])
-    return {**ended, "burn": burning, "state": state_of(0, burning, ended["not_served"])}
+def _figures(of_class: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a class: its requests, burn rates and the state that follows from them."""
+    burning = burn_rates(of_class["attained"], of_class["missed"])
+    return {**of_class, "burn": burning, "state": state_of(0, burning, of_class["not_served"], of_class["missed"])}
 
 
 def _missing(by_class: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return for each class that is not fine how it fares, the bad ones and the highest burn rate first."""
     wrong = [(name, one) for name, one in by_class.items() if one["state"] != FINE]
     wrong.sort(key=lambda one: (one[1]["state"] != BAD, -(one[1]["burn"][0] or 0.0)))
-    return [f"{name}: {how_it_fares(one)}" for name, one in wrong]
+    return [f"{name}: {'; '.join(filter(None, (how_it_fares(one), _overdue(one['missed']))))}" for name, one in wrong]
+
+
+def _overdue(missed: int) -> str:
+    return f"{missed:,} with a missed deadline" if missed else ""
 
 
 def _silent(hosts: dict[str, dict[str, int]]) -> list[str]:

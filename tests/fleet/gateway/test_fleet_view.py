@@ -160,6 +160,7 @@ def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
     assert view["by_class"]["interactive"] == {
         "attained": [[0.6667, 3], [0.6667, 3]],
         "not_served": [0, 0],
+        "missed": 0,
         "burn": [6.67, 6.67],
         "state": "bad",
     }
@@ -172,6 +173,7 @@ def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
     assert view["by_class"]["batch"] == {
         "attained": [[None, 0], [None, 0]],
         "not_served": [0, 0],
+        "missed": 0,
         "burn": [None, None],
         "state": "fine",
     }
@@ -189,7 +191,7 @@ def test_requests_without_a_target_that_can_be_judged_count_if_they_were_not_ser
         attained.ended(first, outcome, latency, now_s(), streamed=False)
     view = seen.view.read()
     for name in ("interactive", "batch"):
-        figures = {"attained": [[None, 0], [None, 0]], "not_served": [3, 3], "burn": [None, None], "state": "late"}
+        figures = {"attained": [[None, 0]] * 2, "not_served": [3, 3], "missed": 0, "burn": [None] * 2, "state": "late"}
         assert view["by_class"][name] == figures
     said = "3 without targets not served within 60 s"
     assert view["headlines"] == [f"{name}: {said}" for name in ("interactive", "batch")]

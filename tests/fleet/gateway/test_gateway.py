@@ -17,6 +17,7 @@ from sloserve.engine.recording.events import EXPIRED, FRONT_END, INVALID, Refuse
 from sloserve.engine.recording.segments import read_segment
 from sloserve.fleet import bounded_protocol as protocol
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, stated_prefixes
+from sloserve.fleet.gateway.fleet_view import FleetView
 from sloserve.fleet.gateway.metrics import NO_MODEL
 from sloserve.fleet.gateway.prefixes import beginnings, names_of, part
 from sloserve.fleet.gateway.serve import config
@@ -135,6 +136,66 @@ def test_a_client_s_mistake_is_no_miss_of_the_fleet(tmp_path: Path) -> None:
             assert [await to.metric(ended % one) for one in ("invalid", "rejected")] == [3, 2]
             unread = f'sloserve:gateway_requests_total{{class="",model="{NO_MODEL}",outcome="invalid"}}'
             assert await to.metric(unread) == 1
+
+    run(test)
+
+
+def test_requests_that_have_missed_a_target_count_before_they_end(tmp_path: Path) -> None:
+    """A class was fine while all of its requests were held, or waited for their first byte, beyond their targets."""
+
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            view, parts, faults = (
+                FleetView(to.served.gateway.parts),
+                to.served.gateway.parts,
+                to.first.engines["chat"].faults,
+            )
+
+            def interactive() -> dict[str, Any]:
+                found: dict[str, Any] = view.read()["by_class"]["interactive"]
+                return found
+
+            faults.step_s = 3_600.0
+            soon, late = {"x-slo-ttft-ms": "2"}, {"x-slo-ttft-ms": "3600000"}
+            asked = [asyncio.create_task(to.complete(stream=True, headers=slo)) for slo in (soon, soon, late)]
+            asked.append(asyncio.create_task(to.complete(headers=soon)))  # when its first token comes is not seen
+            asked.append(asyncio.create_task(to.complete(headers={"x-slo-e2e-ms": "2"})))
+            await until(lambda: to.first.in_flight == 5 and interactive()["missed"] == 3)
+            assert interactive() == {
+                "attained": [[None, 0], [None, 0]],
+                "not_served": [0, 0],
+                "missed": 3,
+                "burn": [20.0, 20.0],
+                "state": "bad",
+            }
+            assert "interactive: 3 with a missed deadline" in view.read()["headlines"]
+            to.first.room = 0
+            await until(lambda: all(one.room == 0 for one in parts.instances.by_name.values()))
+            asked.append(asyncio.create_task(to.complete(stream=True, headers=soon)))
+            await until(lambda: len(parts.hold) == 1 and interactive()["missed"] == 4)
+            for one in asked:
+                one.cancel()
+            await until(lambda: not parts.places.requests)
+            assert interactive()["missed"] == 0
+
+    run(test)
+
+
+def test_a_stream_that_began_late_counts_as_missed_until_it_ends(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            parts = to.served.gateway.parts
+
+            def missed() -> int:
+                return int(parts.attained.by_class(parts.clock.monotonic_s())["interactive"]["missed"])
+
+            to.first.engines["chat"].faults.step_s = 0.05
+            body = {"model": "chat", "prompt": "a", "max_tokens": 10_000, "stream": True}
+            async with to.http.stream("POST", COMPLETIONS, json=body, headers={"x-slo-ttft-ms": "2"}) as answer:
+                await anext(answer.aiter_bytes())
+                assert missed() == 1
+            await until(lambda: not parts.places.requests)
+            assert missed() == 0
 
     run(test)
 
