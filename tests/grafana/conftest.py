@@ -12,6 +12,7 @@ from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.promises import Promised
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
+from sloserve.engine.metrics.class_metrics import attainment_gauge
 from sloserve.engine.metrics.collectors import FrontEndMetrics
 from sloserve.engine.metrics.engine_page import Layout, PageWriter, find_pages
 from sloserve.engine.metrics.process_page import Board, Boards
@@ -94,7 +95,8 @@ def gateway_scrape() -> str:
     metrics.retried("full")
     metrics.promise_ended("chat", "interactive", 0.99, "kept")
     use = TenantUse(1, 10, 10, promises_kept=1)
-    metrics.watch(lambda: [held_gauge([("chat", "interactive")]), *tenant_counters({"acme": use}, 5)])  # type: ignore[list-item]
+    attained = attainment_gauge("sloserve:gateway_slo_attainment_ratio", {"interactive": {"ttft": 1.0, "all": 1.0}})
+    metrics.watch(lambda: [held_gauge([("chat", "interactive")]), attained, *tenant_counters({"acme": use}, 5)])  # type: ignore[list-item]
     metrics.registry.register(FileInForce(SimpleNamespace(source=__file__)))  # type: ignore[arg-type]
     return metrics.page().decode()
 

@@ -1,6 +1,6 @@
 """How the requests of each class fared, as metrics. Times count from the arrival at our front end."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from prometheus_client import Counter, Histogram
@@ -192,6 +192,8 @@ class ClassMetrics:
 class AttainmentGauge(Collector):
     """Attainment of the latest requests of all API processes, computed when it is asked for."""
 
+    _NAME = f"{PREFIX}slo_attainment_ratio"
+
     def __init__(self, classes: Sequence[str], boards: Callable[[], Iterable[Board]], clock: Clock) -> None:
         """Create a collector over all processes.
 
@@ -205,20 +207,31 @@ class AttainmentGauge(Collector):
         self._clock = clock
 
     def describe(self) -> Iterable[Metric]:
-        return [self._family()]
+        return [attainment_gauge(self._NAME, {})]
 
     def collect(self) -> Iterable[Metric]:
-        family = self._family()
         boards, now_s = list(self._boards()), self._clock.monotonic_s()
-        for class_id, name in enumerate(self._classes):
-            for dim, ratio in ratios([board.ended[class_id] for board in boards], now_s).items():
-                family.add_metric([name, dim], ratio)
-        return [family]
+        by_class = {
+            name: ratios([board.ended[class_id] for board in boards], now_s)
+            for class_id, name in enumerate(self._classes)
+        }
+        return [attainment_gauge(self._NAME, by_class)]
 
-    def _family(self) -> GaugeMetricFamily:
-        return GaugeMetricFamily(
-            f"{PREFIX}slo_attainment_ratio",
-            "Share of the class's latest requests (5 minutes, at most 1,000) that met this target; "
-            "all: all of their targets; all_admitted: the same without rejected ones",
-            labels=["class", "dim"],
-        )
+
+def attainment_gauge(name: str, by_class: Mapping[str, Mapping[str, float]]) -> GaugeMetricFamily:
+    """Return the gauge of attainment of a server or of a gateway.
+
+    Args:
+        name: Name of the metric.
+        by_class: What :func:`~sloserve.core.attainment_window.ratios` gives for each class, by its name.
+    """
+    family = GaugeMetricFamily(
+        name,
+        "Share of the class's latest requests (5 minutes, at most 1,000) that met this target; "
+        "all: all of their targets; all_admitted: the same without rejected ones",
+        labels=["class", "dim"],
+    )
+    for of_class, shares in by_class.items():
+        for dim, ratio in shares.items():
+            family.add_metric([of_class, dim], ratio)
+    return family

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sloserve.core.attainment_window import MAX_REQUESTS, AttainmentWindow, not_served, shown
+from sloserve.core.attainment_window import MAX_REQUESTS, AttainmentWindow, not_served, ratios, shown
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
@@ -69,6 +69,10 @@ class Attained:
         if not streamed:
             met = {name: was_met for name, was_met in met.items() if name == "e2e"}
         self._windows[slo.slo_class.name].record(met, outcome, now_s)
+
+    def ratios(self, now_s: float) -> dict[str, dict[str, float]]:
+        """Return what :func:`~sloserve.core.attainment_window.ratios` gives for each class."""
+        return {name: ratios([stamps], now_s) for name, stamps in self._stamps.items()}
 
     def by_class(self, now_s: float) -> dict[str, dict[str, Any]]:
         """Return for each class what is ``attained`` and how many were ``not_served``, over each span, and ``missed``.

@@ -35,6 +35,10 @@ class FleetLoad:
         }
         load_history.record(self._ring, figures, (), parts.clock.monotonic_s())
 
+    def ratios(self) -> dict[str, dict[str, float]]:
+        """Return the shares of the latest requests that met their targets, by class and target."""
+        return self._parts.attained.ratios(self._parts.clock.monotonic_s())
+
     def parts(self) -> dict[str, Any]:
         """Return the part of the view with the latest sample."""
         latest = self._rows(1)

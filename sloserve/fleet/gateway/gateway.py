@@ -16,6 +16,7 @@ from sloserve.core.clock import Clock, SystemClock
 from sloserve.core.errors import ConfigError
 from sloserve.core.slo import SLO, ClassTable, Targets
 from sloserve.engine.metrics import load_history
+from sloserve.engine.metrics.class_metrics import attainment_gauge
 from sloserve.fleet.batch_api.routes import BatchApi
 from sloserve.fleet.batch_api.runner import BatchRunner
 from sloserve.fleet.fleet import Fleet
@@ -111,10 +112,10 @@ class Gateway:
         self._runner = self._batch_runner(around)
         self._work = None if self._runner is None else BatchWork(self._runner, clock)
         if before is None:
-            self.metrics.watch(partial(_gauges, shared.hold, self.parts.rates, settings.max_tenant_labels))
             use = SharedUse(self.parts.rates, self.keys.tenants)
             self.watch = Watch(shared.name, around.store, around.endpoints, self.parts, use)
             self._load = FleetLoad(self.parts)
+            self.metrics.watch(partial(_gauges, shared.hold, self.parts.rates, settings.max_tenant_labels, self._load))
             self._view = FleetView(self.parts, self._load.parts)
             self.watching = None
             if around.admin_key is not None:
@@ -278,8 +279,9 @@ def _traffic(fleet: Fleet, known: GatewayState | None, clock: Clock) -> TrafficL
     return TrafficLog(clock.monotonic_s()) if known is None or known.traffic is None else known.traffic
 
 
-def _gauges(hold: Hold, rates: TenantRates, most_tenants: int) -> Iterable[Any]:
+def _gauges(hold: Hold, rates: TenantRates, most_tenants: int, load: FleetLoad) -> Iterable[Any]:
     yield held_gauge((request.model, request.slo_class) for request in hold.held)
+    yield attainment_gauge("sloserve:gateway_slo_attainment_ratio", load.ratios())
     yield from tenant_counters(rates.used(), most_tenants)
 
 

@@ -180,6 +180,29 @@ def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
     assert view["spans_s"] == [60.0, 600.0]
 
 
+def test_attainment_is_a_metric_by_class_and_target() -> None:
+    seen = Observed()
+    attained, now_s = seen.gateway.parts.attained, seen.clock.monotonic_s()
+    slo = DEFAULT_CLASSES.slo("interactive", Targets(ttft_s=1.0, e2e_s=5.0))
+    name = "sloserve:gateway_slo_attainment_ratio"
+
+    def shown() -> dict[str, float]:
+        rows = [
+            row.removeprefix(name).rpartition(" ")
+            for row in seen.gateway.metrics.page().decode().splitlines()
+            if row.startswith(name)
+        ]
+        return {labels: float(value) for labels, _, value in rows}
+
+    assert shown() == {}
+    attained.ended(slo, Outcome.COMPLETED, Latency(2.0, 0.01, 4.0), now_s, streamed=True)
+    attained.ended(slo, Outcome.COMPLETED, Latency(0.5, 0.01, 4.0), now_s, streamed=True)
+    attained.ended(slo, Outcome.REJECTED, None, now_s, streamed=True)
+    dims = {"ttft": 1 / 3, "e2e": 2 / 3, "all": 1 / 3, "all_admitted": 1 / 2}
+    expected = {f'{{class="interactive",dim="{dim}"}}': share for dim, share in dims.items()}
+    assert shown() == pytest.approx(expected)
+
+
 def test_requests_without_a_target_that_can_be_judged_count_if_they_were_not_served() -> None:
     seen = Observed()
     attained, now_s = seen.gateway.parts.attained, seen.clock.monotonic_s
