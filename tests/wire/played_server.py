@@ -20,6 +20,9 @@ EVIL = "<img src=x onerror=alert(1)>"
 LIVE = 1000
 CROWD = 200
 """Instances."""
+CHAT, SUMMARIES = "llama-3.3-70b", "mistral-small-24b"
+"""Models of the fleet beside the second one of :class:`Names`."""
+FLEET_HELD = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,9 @@ SENTENCES = (
     "The sea is never still. Wind raises the waves, the moon draws the tides, and slow currents carry warm water from "
     "the tropics towards the poles. What looks empty from a ship is full of life just below its surface."
 )
-PLAUSIBLE = Names("llama-3-8b", "batch", "code", "nosuch", "initech", tuple(f" {word}" for word in SENTENCES.split()))
+PLAUSIBLE = Names(
+    "llama-3-8b", "batch", "qwen2.5-coder-32b", "nosuch", "initech", tuple(f" {word}" for word in SENTENCES.split())
+)
 """Names for the pictures of the documentation."""
 
 
@@ -141,7 +146,20 @@ class PlayedServer:
     def history(self) -> dict[str, Any]:
         """Return ten minutes, in which the overload begins after five."""
         last_s = self.now_s - self.now_s % 5.0
-        return {"columns": list(load_history.ROW), "rows": [self._sample(last_s - 5.0 * i) for i in range(119, -1, -1)]}
+        sample = self._fleet_sample if self.is_fleet else self._sample
+        return {"columns": list(load_history.ROW), "rows": [sample(last_s - 5.0 * i) for i in range(119, -1, -1)]}
+
+    def _fleet_sample(self, at_s: float) -> list[Any]:
+        """Return the load of the gateway, which knows nothing of engines' caches, steps and GPUs."""
+        noise = np.random.default_rng(int(at_s))
+        by_column: dict[str, Any] = dict.fromkeys(load_history.ROW) | {
+            "at_s": at_s, "requests_per_s": round(float(noise.normal(14.2, 0.9)), 2), "refused_per_s": 0,
+            "prompt_tokens_per_s": round(float(noise.normal(15_600.0, 1_100.0))),
+            "output_tokens_per_s": round(float(noise.normal(4_100.0, 180.0))),
+            "running": round(float(noise.normal(112.0, 4.0))), "waiting": max(round(float(noise.normal(17.0, 3.0))), 0),
+            "attained": [],
+        }  # fmt: skip
+        return [by_column[name] for name in load_history.ROW]
 
     def _sample(self, at_s: float) -> list[Any]:
         noise = np.random.default_rng(int(at_s))
@@ -294,42 +312,70 @@ class PlayedServer:
         ]
 
     def _fleet(self, now_s: float) -> dict[str, Any]:
-        """Ten minutes pass in 120 frames; the first instance switches every two minutes, those of a crowd always."""
+        """Three hosts with two instances each, one host of which is silent; ten minutes pass in 120 frames.
+
+        The first instance switches every two minutes, those of a crowd always. After ten minutes the second instance
+        switches to the second model, for which requests are held.
+        """
         self.fleet_frames += 1
         batch, second = self.names.batch, self.names.second
         now_s += 4.5 * self.fleet_frames
-        since_s = now_s - 90.0
         turn, in_turn = divmod(self.fleet_frames, 24)
         phase, began = ("swapping", 0) if in_turn < 3 else ("serving", 3)
-        first = [phase, ("chat", second)[turn % 2], now_s - 5.0 * (in_turn - began)]
+        running, room = (0, 0) if in_turn < 3 else (41, 7)
+        first = [phase, (CHAT, second)[turn % 2], now_s - 5.0 * (in_turn - began), None, running, running, room, 3, 0.1]
         rows = {
-            "node-a/0": ["node-a", *first, None, 12, 12, 20, 0, 0.1],
-            "node-a/1": ["node-a", "swapping", second, now_s - 60.0, 4.0, 0, 0, 0, 2, 0.1],
-            "node-b/0": ["node-b", "lost", "chat", since_s, None, 0, 0, 0, 0, None],
+            "h100-01/0": ["h100-01", *first],
+            "h100-01/1": ["h100-01", *self._second_instance(now_s)],
+            "h100-02/0": ["h100-02", "lost", CHAT, now_s - 95.0, None, 0, 0, 0, 0, None],
+            "h100-02/1": ["h100-02", "lost", SUMMARIES, now_s - 95.0, None, 0, 0, 0, 0, None],
+            "h100-03/0": ["h100-03", "serving", CHAT, now_s - 3240.0, None, 48, 48, 0, 0, 0.1],
+            "h100-03/1": ["h100-03", "serving", SUMMARIES, now_s - 5760.0, None, 23, 23, 25, 0, 0.1],
         }
         for i in range(CROWD if self.is_crowd else 0):
-            model = ("chat", second)[self.fleet_frames % 2]
-            rows[f"node-c/{i}"] = ["node-c", "serving", model, now_s, None, 1, 1, 1, 0, 0.1]
-        group = {"held": 7, "oldest_s": 4.0, "first_due_in_s": -1.5, "rate_per_s": 2.0, "queues": ["node-a/1"]}
-        switch = {"at_s": now_s - 40.0, "instance": "node-a/0", "leaving": second, "coming": "chat", "seconds": 6.5}
+            model = (CHAT, second)[self.fleet_frames % 2]
+            rows[f"h100-04/{i}"] = ["h100-04", "serving", model, now_s, None, 1, 1, 1, 0, 0.1]
+        group = {"held": 7, "oldest_s": 4.0, "first_due_in_s": -1.5, "rate_per_s": 2.4, "queues": ["h100-01/1"]}
+        batches = {"held": 12, "oldest_s": 96.0, "first_due_in_s": 504.0, "rate_per_s": 1.1, "queues": ["h100-03/1"]}
+        asked = {"held": 0, "oldest_s": 0.0, "first_due_in_s": None, "rate_per_s": 10.7, "queues": []}
+        switches = ((40.0, "h100-01/0", second, CHAT, 15.0), (320.0, "h100-01/1", second, SUMMARIES, 14.2))
         return {
             "at_s": now_s, "fleet": True, "classes": ["interactive", batch], "columns": list(FLEET_COLUMNS),
-            "load": dict(zip(load_history.ROW, self._sample(self.now_s - self.now_s % 5.0), strict=True)),
+            "load": dict(zip(load_history.ROW, self._fleet_sample(self.now_s - self.now_s % 5.0), strict=True)),
             "spans_s": [60.0, 600.0],
             "headlines": [
+                "interactive: 91% of 788 in time within 60 s, 94% of 1,000 in time within 10 min; 7 with a missed "
+                "deadline",
                 f"interactive of {second}: 7 held, the first 1.5 s late: no instance serves it; one that switches to "
                 "it is ready in 4.0 s",
-                "hosts with silent agents: node-b",
+                "hosts with silent agents: h100-02",
             ],
             "by_class": {
-                "interactive": {"attained": [[0.6, 50], [0.95, 500]], "state": "bad"},
-                batch: {"attained": [[None, 0]] * 2, "state": "fine"},
+                "interactive": {"attained": [[0.91, 788], [0.943, 1000]], "missed": 7, "state": "bad"},
+                batch: {"attained": [[None, 0], [0.994, 178]], "missed": 0, "state": "fine"},
             },
-            "models": {"chat": {"state": "ready"}, second: {"state": "coming"}}, "hosts": {},
-            "groups": [{"model": second, "class": "interactive", **group}], "held": 7, "plan": None,
-            "counts": {"models": 2, "groups": 1, "instances": len(rows)},
-            "switches": [switch], "rows": rows,
+            "models": {CHAT: {"state": "active"}, second: {"state": "coming"}, SUMMARIES: {"state": "active"}},
+            "hosts": {},
+            "groups": [
+                {"model": second, "class": "interactive", **group}, {"model": SUMMARIES, "class": "batch", **batches},
+                {"model": CHAT, "class": "interactive", **asked},
+            ],
+            "held": FLEET_HELD, "plan": None, "counts": {"models": 3, "groups": 3, "instances": len(rows)},
+            "switches": [
+                {"at_s": now_s - ago_s, "instance": name, "leaving": left, "coming": came, "seconds": took_s}
+                for ago_s, name, left, came, took_s in reversed(switches)
+            ],
+            "rows": rows,
         }  # fmt: skip
+
+    def _second_instance(self, now_s: float) -> list[Any]:
+        """Return its row without the host: it serves the second model at first, then another, and switches back."""
+        frame, second = self.fleet_frames, self.names.second
+        if 16 <= frame < 84:
+            return ["serving", second, now_s - 5.0 * (frame - 16), None, 39, 39, 9, 2, 0.1]
+        if 84 <= frame < 118:
+            return ["serving", SUMMARIES, now_s - 5.0 * (frame - 84), None, 12, 12, 36, 2, 0.1]
+        return ["swapping", second, now_s - (5.0 * (frame - 118) if frame >= 118 else 20.0), 4.0, 0, 0, 0, 2, 0.1]
 
     def _row(self, number: int, now_s: float) -> tuple[str, list[Any]]:
         fate = np.random.default_rng(number)

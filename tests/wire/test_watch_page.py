@@ -204,16 +204,16 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["lost"].startswith("Lost") and found["back"].startswith("Live")
     # After a reload the key is not asked for again; a fleet has its own page.
     assert found["images"] == 0 and names.second in found["fleet"] and found["fleetTiles"] == 5
-    assert found["fleetFirst"].startswith(
-        f"interactive of {names.second}: 7 held, the first 1.5 s late: no instance serves it"
-    )
+    assert found["fleetFirst"].startswith("interactive: 91% of 788 in time within 60 s")
+    late = f"interactive of {names.second}: 7 held, the first 1.5 s late: no instance serves it"
+    assert late in found["fleetFirst"]
     # Which model each instance held over the last ten minutes; what is older is forgotten.
     first, coming, lost = (lane.split() for lane in found["lanes"])
     assert set(first) == {"chat", "other"} and len(first) >= 5, "a bar for each time between two switches"
     assert set(coming) == {"other", "bare"} and coming.count("other") > 5, "it is hatched while the model comes"
     assert "bad" in lost and not {"chat", "other"} & set(lost)
     assert found["fleetHeap"][1] < found["fleetHeap"][0] * 1.1
-    assert "60 % of 50" in found["fleet"] and "1.50 late" in found["fleet"] and found["fleetCanTry"]
+    assert "91 % of 788" in found["fleet"] and "1.5 late" in found["fleet"] and found["fleetCanTry"]
     assert "switching models" in found["fleet"] and "swapping" not in found["fleet"], "states are in words"
     # A policy is tried as shadow, its verdict is read, the change is confirmed, and it is undone.
     assert " 10.0 points more" in found["verdict"]

@@ -216,7 +216,7 @@ await page.waitForFunction(() => document.querySelector("#state").textContent.st
 found.back = await state();
 found.errors.length = 0; // the browser itself logs what it cannot reach
 await fetch(url + "../fleet");
-await page.setViewportSize({ width: 1280, height: 860 });
+await page.setViewportSize({ width: 1280, height: 1040 });
 await page.reload();
 await page.waitForSelector("#fleet:not([hidden])"); // without asking for the key again
 found.fleetFirst = await page.textContent("#headlines");
