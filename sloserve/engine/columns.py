@@ -70,8 +70,8 @@ def _call_columns(call: TaskCall, arrival_s: float, e2e_s: float | None) -> dict
     What is left of the task's deadline is its e2e target, unless it has a tighter one of its own, up to the largest
     target that a request may have. A deadline that has passed is none, as is a TTFT that is due now.
 
-    A call has the time until that deadline for itself only if no call follows. Otherwise the step budget would count all
-    of it as slack of this call, and compute its prompt as slowly as that allows, with no time left for the later calls.
+    A call has the time until that deadline for itself only if no call follows. Otherwise the step budget would count
+    all of it as slack of this call, and compute its prompt as slowly as that allows, with no time left for later calls.
     """
     columns: dict[str, float] = {"task_calls": call.calls or 0, "task_last": call.last}
     if call.due_s is not None:
