@@ -46,6 +46,17 @@ def write_result(path: Path, figures: Mapping[str, Any]) -> None:
     write_json(path, {**provenance(), **figures})
 
 
+def merge_result(path: Path, figures: Mapping[str, Any]) -> None:
+    """Write ``figures`` as :func:`write_result` does, and keep what else the file has.
+
+    ``earlier_commits`` names the commits that measured what is kept, oldest first.
+    """
+    before, now = read_json(path), {**provenance(), **figures}
+    commits = dict.fromkeys([*before.get("earlier_commits", ()), before.get("commit")])
+    earlier = [commit for commit in commits if commit not in (None, now["commit"])]
+    write_json(path, {**before, **now, **({"earlier_commits": earlier} if earlier else {})})
+
+
 def caption(folder: Path) -> str:
     """Return what the results in ``folder`` were measured on: the title of their table, commit and versions."""
     above = itertools.takewhile(

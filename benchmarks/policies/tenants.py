@@ -14,15 +14,18 @@ longer (where there are ten tenants or fewer).
 Writes results/tenants.json.gz, a row for each run: attainment and mean slowdown (latency over the latency on an idle
 engine) by tenant, tokens/s, preemptions a request, and Jain's index of attainment and of slowdown over all tenants.
 
+A cell is a setting, a profile, a load and a seed. The file is written after each cell, and the first seed of all cells
+is run before the second. What the file has is not run again without ``--again``, which replaces the rows of a cell.
+
 Usage: python -m benchmarks.policies.tenants [--policies auto,edf] [--loads 0.7,1.2] [--seeds 3] [--settings burst,...]
-[--profiles h100-llama3-8b]
+[--profiles h100-llama3-8b] [--again] [--out FILE]
 The trace is looked for in the folder that SLOSERVE_DATA names.
 """
 
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +36,7 @@ import yaml
 
 from benchmarks.arguments import parser_for
 from benchmarks.baselines.tenants import rivals
-from benchmarks.publish import RESULTS, write_result
+from benchmarks.publish import RESULTS, merge_result, provenance, read_json
 from benchmarks.scaled_profile import scaled_profile
 from benchmarks.traces import TRACES
 from sloserve.core.request import WorkloadRequest
@@ -255,19 +258,42 @@ def runs(setting: Setting, load: float, seed: int, policies: Sequence[str], prof
         yield {"policy": "alone", "shares": False, "attainment": {k: round(v, 4) for k, v in alone.items()}}
 
 
+Cell = tuple[str, str, float, int]
+"""Setting, profile, load and seed."""
+
+
+def cell_of(row: Mapping[str, Any]) -> Cell:
+    """Return the cell of a row."""
+    return row["setting"], row["profile"], row["load"], row["seed"]
+
+
+def in_order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the place of a row in the file, whatever the order in which cells were run."""
+    setting, profile, load, seed = cell_of(row)
+    return list(SETTINGS).index(setting), list(KV_BLOCKS).index(profile), load, seed
+
+
 def main() -> None:
-    names = ",".join(SETTINGS)
-    given = parser_for(
-        __doc__, policies="auto", loads="0.7,1.2,2", seeds=3, settings=names, profiles=",".join(KV_BLOCKS)
-    ).parse_args()
-    rows = []
-    for name, load, seed, profile in itertools.product(
-        given.settings.split(","), map(float, given.loads.split(",")), range(given.seeds), given.profiles.split(",")
+    parser = parser_for(
+        __doc__, policies="auto", loads="0.7,1.2,2", seeds=3, settings=",".join(SETTINGS), profiles=",".join(KV_BLOCKS),
+        again=False, out=RESULTS / "tenants.json.gz",
+    )  # fmt: skip
+    given = parser.parse_args()
+    begun, rows = provenance(), read_json(given.out).get("runs", [])
+    there = set() if given.again else set(map(cell_of, rows))
+    for seed, name, load, profile in itertools.product(
+        range(given.seeds), given.settings.split(","), map(float, given.loads.split(",")), given.profiles.split(",")
     ):
-        for row in runs(SETTINGS[name], load, seed, given.policies.split(","), profile):
-            rows.append({"setting": name, "profile": profile, "load": load, "seed": seed} | row)
-            print(json.dumps(rows[-1]), flush=True)
-    write_result(RESULTS / "tenants.json.gz", {"runs": rows})
+        cell = (name, profile, load, seed)
+        if cell in there:
+            continue
+        found = [
+            {"setting": name, "profile": profile, "load": load, "seed": seed} | row
+            for row in runs(SETTINGS[name], load, seed, given.policies.split(","), profile)
+        ]
+        print(*map(json.dumps, found), sep="\n", flush=True)
+        rows = sorted([*(row for row in rows if cell_of(row) != cell), *found], key=in_order)
+        merge_result(given.out, begun | {"runs": rows})
 
 
 if __name__ == "__main__":

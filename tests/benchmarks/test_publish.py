@@ -9,6 +9,7 @@ import pytest
 from benchmarks.publish import (
     RESULTS,
     RUNS,
+    merge_result,
     provenance,
     read_json,
     read_rows,
@@ -26,6 +27,17 @@ def test_a_result_says_where_it_was_measured_and_keeps_what_was_noted_at_its_beg
     found = read_json(tmp_path / "new" / name)
     assert found == {**json.loads(json.dumps(provenance())), "commit": "at the begin", "rows": [1]}
     assert {"sloserve", "vllm", "python", "hardware"} <= found.keys()
+
+
+def test_a_merged_result_keeps_what_the_file_has_and_names_the_commits_that_measured_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.json.gz"
+    merge_result(path, {"commit": "a", "rows": [1]})
+    assert "earlier_commits" not in read_json(path)
+    for commit in "bbcb":
+        merge_result(path, {"commit": commit, "more": commit})
+    found = read_json(path)
+    assert (found["commit"], found["rows"], found["more"]) == ("b", [1], "b")
+    assert found["earlier_commits"] == ["a", "c"]
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
