@@ -15,10 +15,11 @@ Writes results/tenants.json.gz, a row for each run: attainment and mean slowdown
 engine) by tenant, tokens/s, preemptions a request, and Jain's index of attainment and of slowdown over all tenants.
 
 A cell is a setting, a profile, a load and a seed. The file is written after each cell, and the first seed of all cells
-is run before the second. What the file has is not run again without ``--again``, which replaces the rows of a cell.
+is run before the second. Without ``--again`` only cells are run that the file lacks; with ``--again shares`` the runs
+with shares of cells that it has, and with ``--again all`` every run. A run takes the place of the same one before.
 
 Usage: python -m benchmarks.policies.tenants [--policies auto,edf] [--loads 0.7,1.2] [--seeds 3] [--settings burst,...]
-[--profiles h100-llama3-8b] [--again] [--out FILE]
+[--profiles h100-llama3-8b] [--again shares] [--out FILE]
 The trace is looked for in the folder that SLOSERVE_DATA names.
 """
 
@@ -226,8 +227,13 @@ def rival_rows(
         yield row_of(run(ours, build(), point, requests, max_loras=loras), profile, policy=name, shares=False)
 
 
-def runs(setting: Setting, load: float, seed: int, policies: Sequence[str], profile: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for stock, each policy with shares and without, each rival, and each tenant alone."""
+def runs(
+    setting: Setting, load: float, seed: int, policies: Sequence[str], profile: str, shares_only: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for stock, each policy with shares and without, each rival, and each tenant alone.
+
+    shares_only: whether to leave out all but the policies with shares.
+    """
     with TemporaryDirectory() as name:
         folder, kv_blocks = Path(name), round(KV_BLOCKS[profile] * setting.kv_times)
         ours = experiment(folder, profile, kv_blocks)
@@ -242,10 +248,14 @@ def runs(setting: Setting, load: float, seed: int, policies: Sequence[str], prof
             log = run(ours, policy, point, requests, shares, loras)
             return row_of(log, profile, policy=policy, shares=shares is not None)
 
-        yield one("stock")
+        if not shares_only:
+            yield one("stock")
         for policy in policies:
-            yield one(policy)
+            if not shares_only:
+                yield one(policy)
             yield one(policy, {"weights": weights})
+        if shares_only:
+            return
         yield from rival_rows(ours, setting, point, requests, profile)
         if len(setting.demand) > MOST_ALONE:
             return
@@ -267,6 +277,11 @@ def cell_of(row: Mapping[str, Any]) -> Cell:
     return row["setting"], row["profile"], row["load"], row["seed"]
 
 
+def run_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the cell, the policy and whether it had shares."""
+    return *cell_of(row), row["policy"], row["shares"]
+
+
 def in_order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the place of a row in the file, whatever the order in which cells were run."""
     setting, profile, load, seed = cell_of(row)
@@ -276,24 +291,23 @@ def in_order(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def main() -> None:
     parser = parser_for(
         __doc__, policies="auto", loads="0.7,1.2,2", seeds=3, settings=",".join(SETTINGS), profiles=",".join(KV_BLOCKS),
-        again=False, out=RESULTS / "tenants.json.gz",
+        out=RESULTS / "tenants.json.gz",
     )  # fmt: skip
+    parser.add_argument("--again", choices=("shares", "all"), help="what to run of cells that the file has")
     given = parser.parse_args()
-    begun, rows = provenance(), read_json(given.out).get("runs", [])
-    there = set() if given.again else set(map(cell_of, rows))
+    begun, rows = provenance(), {run_of(row): row for row in read_json(given.out).get("runs", [])}
+    there, shares_only = set(map(cell_of, rows.values())), given.again == "shares"
     for seed, name, load, profile in itertools.product(
         range(given.seeds), given.settings.split(","), map(float, given.loads.split(",")), given.profiles.split(",")
     ):
         cell = (name, profile, load, seed)
-        if cell in there:
+        if given.again != "all" and (cell in there) is not shares_only:
             continue
-        found = [
-            {"setting": name, "profile": profile, "load": load, "seed": seed} | row
-            for row in runs(SETTINGS[name], load, seed, given.policies.split(","), profile)
-        ]
-        print(*map(json.dumps, found), sep="\n", flush=True)
-        rows = sorted([*(row for row in rows if cell_of(row) != cell), *found], key=in_order)
-        merge_result(given.out, begun | {"runs": rows})
+        for row in runs(SETTINGS[name], load, seed, given.policies.split(","), profile, shares_only):
+            found = {"setting": name, "profile": profile, "load": load, "seed": seed} | row
+            print(json.dumps(found), flush=True)
+            rows[run_of(found)] = found
+        merge_result(given.out, begun | {"runs": sorted(rows.values(), key=in_order)})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,15 @@ from benchmarks.policies.tenants import SETTINGS, in_order
 from benchmarks.publish import read_json, write_json
 
 Ran = list[tuple[str, str, float, int]]
-OLD = {"setting": "burst", "profile": "h100-llama3-8b", "load": 1.2, "seed": 0, "policy": "old"}
+OLD = {
+    "setting": "burst",
+    "profile": "h100-llama3-8b",
+    "load": 1.2,
+    "seed": 0,
+    "policy": "stock",
+    "shares": False,
+    "old": True,
+}
 
 
 @pytest.fixture
@@ -24,12 +32,15 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Ran]:
     def run(*arguments: str, last: int = 99) -> Ran:
         found: Ran = []
 
-        def runs(setting: tenants.Setting, load: float, seed: int, _: Any, profile: str) -> Iterator[dict[str, Any]]:
+        def runs(
+            setting: tenants.Setting, load: float, seed: int, _: Any, profile: str, shares_only: bool
+        ) -> Iterator[dict[str, Any]]:
             if len(found) == last:
                 raise KeyboardInterrupt
             found.append((next(name for name in SETTINGS if SETTINGS[name] is setting), profile, load, seed))
-            yield {"policy": "stock"}
-            yield {"policy": "new"}
+            if not shares_only:
+                yield {"policy": "stock", "shares": False}
+            yield {"policy": "auto", "shares": True}
 
         monkeypatch.setattr(tenants, "runs", runs)
         monkeypatch.setattr(sys, "argv", ["tenants", "--out", str(out), "--profiles", "h100-llama3-8b", *arguments])
@@ -55,7 +66,15 @@ def test_missing_cells_are_run_seed_by_seed_and_stand_beside_the_rows_of_the_fil
     assert found["runs"] == sorted(found["runs"], key=in_order)
 
 
-def test_a_cell_that_is_run_again_replaces_its_rows(ran: Callable[..., Ran], tmp_path: Path) -> None:
-    assert ran("--settings", "burst", "--loads", "1.2", "--seeds", "1") == []
-    assert len(ran("--settings", "burst", "--loads", "1.2", "--seeds", "1", "--again")) == 1
-    assert [row["policy"] for row in read_json(tmp_path / "tenants.json.gz")["runs"]] == ["stock", "new"]
+@pytest.mark.parametrize("again", ["all", "shares"])
+def test_a_run_takes_the_place_of_the_same_one_before(ran: Callable[..., Ran], tmp_path: Path, again: str) -> None:
+    named = ("--settings", "burst", "--loads", "1.2", "--seeds", "1")
+    assert ran(*named) == []
+    assert len(ran(*named, "--again", again)) == len(ran(*named, "--again", again)) == 1
+    stock, shares = read_json(tmp_path / "tenants.json.gz")["runs"]
+    assert (stock["policy"], shares["policy"], shares["shares"]) == ("stock", "auto", True)
+    assert (stock == OLD) is (again == "shares")
+
+
+def test_no_run_with_shares_alone_makes_a_cell(ran: Callable[..., Ran]) -> None:
+    assert ran("--settings", "burst", "--loads", "2", "--seeds", "1", "--again", "shares") == []
