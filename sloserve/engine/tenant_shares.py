@@ -272,6 +272,7 @@ class TenantShares:
             return None
         tenant_of, weights = self.tenants.tenant_of, self.tenants.weights
         present = np.bincount(tenant_of, weights=is_here, minlength=len(weights)) > 0
+        weights = weights / weights[present].mean()  # seconds per weight then mean the same on every scale
         service_s = self._of_tenants.service_s + LEAST_S * weights
         if self._named_elsewhere_s:
             service_s += self._elsewhere(self._charged_at_s)

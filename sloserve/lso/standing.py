@@ -3,12 +3,14 @@
 Tenants with no more service per weight than the mean of all tenants are on level 0. Among the remaining tenants, each
 tenant with no more than their mean is on level 1, and so on. Requests of lower levels come first; within a level the
 policy decides. So a tenant within its share competes with no tenant that is beyond its own, and of two tenants beyond
-their shares, the one that has had less comes first, even while others that ask for little pull the mean down.
+their shares, the one that has had less comes first, even while others that ask for little pull the mean down. Weights
+are relative to the mean weight of the tenants with requests, so that only their ratios count.
 
 docs/tenants.md states the bound that follows: of two tenants that always have requests waiting, the one with more
 service per weight ``x`` exceeds the other, B, by at most ``n (1 + T / w)`` seconds, where ``n`` is the sum of the
 weights of all tenants with requests over B's weight, ``w`` the least weight, and ``T`` the longest time that a request
-runs from its admission on, plus the time between two plans.
+runs from its admission on, plus the time between two plans. Since no mean is less than the least weight, that is at
+most ``n (1 + T) / w`` in weights as they are stated.
 
 Proof. Let ``M`` be the greatest ``x`` of all tenants, and A a tenant with a request that is admitted before B's. Then A
 is on no higher level than B. So there is a set of tenants, A and B among them, with a mean that A exceeds by at most
@@ -90,7 +92,7 @@ def levels_of(service_s: FloatArray, weights: FloatArray, present: BoolArray, gr
 
     Args:
         service_s: Service of each member in seconds, ``[n]``.
-        weights: Weight of each member, ``[n]``.
+        weights: Weight of each member, relative to the mean, ``[n]``.
         present: Whether the member counts, ``[n]``.
         group: Group of each member, ``[n]``; groups do not affect each other.
     """

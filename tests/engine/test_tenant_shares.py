@@ -144,6 +144,22 @@ def test_beyond_its_share_is_a_tenant_with_more_service_per_weight_than_the_mean
     assert np.flatnonzero(standing.level).tolist() == [B], "a has more, for four times the weight"
 
 
+@pytest.mark.parametrize("times", [0.01, 100.0])
+def test_only_the_ratios_of_weights_count(times: float) -> None:
+    """Weights may be parts of 1 or of 100; a tenant that had all of the engine for a minute then gives way as well."""
+    found = []
+    for scale in (1.0, times):
+        shares = shares_of(a=2.0 * scale, b=scale, c=scale)
+        snapshot = make([{"account": A, "kv_blocks": 900}, {"account": B, "kv_blocks": 99}])
+        charged(shares, snapshot, 0.0)
+        charged(shares, snapshot, 60.0)
+        standing = shares.standing(snapshot.rows)
+        assert standing is not None
+        assert standing.over[A] > GIVES_WAY
+        found.append((standing.level.tolist(), standing.over.round(9).tolist()))
+    assert found[0] == found[1]
+
+
 def test_little_service_makes_nobody_give_way() -> None:
     """Of many tenants with a request each, one that runs has infinitely more than those that wait."""
     shares = shares_of()

@@ -30,6 +30,7 @@ class HeldShares:
             return dict.fromkeys(tenants, 0)
         had = self._instances.service_s(now_s)
         weights = np.array([self._weight(name) for name in tenants])
+        weights /= weights.mean()
         service_s = np.array([had.get(name, 0.0) for name in tenants]) + LEAST_S * weights
         found = levels_of(service_s, weights, np.ones(len(tenants), bool), np.zeros(len(tenants), np.int64))
         return dict(zip(tenants, found.tolist(), strict=True))

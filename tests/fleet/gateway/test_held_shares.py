@@ -70,6 +70,14 @@ def test_what_a_silent_agent_reported_counts_no_more() -> None:
     assert held._shares.levels(["a", "b"], FRESH_S) == {"a": 0, "b": 0}
 
 
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_only_the_ratios_of_weights_count(scale: float) -> None:
+    shares = ShareSettings(weights={"a": scale, "b": scale, "c": 2.0 * scale})
+    held = HeldRequests(full({"a": 30.0, "b": 31.0, "c": 31.0}), 10, shares)
+    assert held._shares is not None
+    assert held._shares.levels(["a", "b", "c"], 0.0) == {"a": 1, "b": 1, "c": 0}
+
+
 @pytest.mark.parametrize("shares", [None, SHARES])
 def test_a_promised_request_comes_first_from_its_time_on_also_before_what_is_overdue(
     shares: ShareSettings | None,
