@@ -559,15 +559,16 @@ def tasks_burst() -> pd.DataFrame:
     "tenants.settings",
     columns=[
         "others: stock",
-        "best of three fair queues",
+        "best fair queue",
         "`auto`",
         "with shares",
-        "first: `auto`",
-        "first, with shares",
+        "against alone, points",
+        "tokens/s, of `auto`'s",
+        "Jain's index",
     ],
 )
 def tenants_settings() -> pd.DataFrame:
-    """Every setting of tenants: what the others have when the first asks for more than its share."""
+    """Every setting of tenants at each load: what the others have when the first asks for more than its share."""
     return tenants.settings()
 
 

@@ -3,8 +3,10 @@
 import pandas as pd
 
 from benchmarks.pages.results import rows
+from benchmarks.policies.tenants import SETTINGS
 from sloserve.sim.report.statistics import jain_index
 
+ALONE = "alone on an engine of its share"
 POLICIES = {
     ("stock", False): "stock",
     ("caps", False): "a cap for each tenant",
@@ -13,7 +15,7 @@ POLICIES = {
     ("vtc", False): "virtual token counter",
     ("auto", False): "`auto`",
     ("auto", True): "`auto` with shares",
-    ("alone", False): "alone on an engine of its share",
+    ("alone", False): ALONE,
 }
 """Names of the policies in tables, by policy and whether tenants have shares."""
 
@@ -43,36 +45,59 @@ def burst() -> pd.DataFrame:
     return shown
 
 
-PROFILES = {"h100-llama3-8b": "", "h200x4-qwen3-235b": ", 235B on four H200"}
+PROFILES = {"h100-llama3-8b": "", "h200x4-qwen3-235b": ", 235B"}
+LOADS = (0.7, 1.2, 2.0)
 
 
 def settings() -> pd.DataFrame:
-    """Return the mean attainment of all tenants but the first in each setting, and what shares change beside it."""
+    """Return what the tenants other than the first have in each setting; each cell has a figure for each load.
+
+    ``alone`` are the others that were run alone, and their Jain's index is over those that send alike.
+    """
     runs = rows("tenants", "runs").copy()
     runs["policy"] = [POLICIES[key] for key in zip(runs.policy, runs.shares, strict=True)]
     others = [name for name in runs.columns if name.startswith("attainment/t") and name != "attainment/t0"]
     runs["others"], runs["first"] = 100.0 * runs[others].mean(axis=1), 100.0 * runs["attainment/t0"]
+    runs["jain"] = [_jain_of_alike(row) for _, row in runs.iterrows()]
     by = ["setting", "profile", "load", "policy"]
-    mean = runs.groupby(by, sort=False)[["others", "first", "output_throughput", "jain_slowdown"]].mean()
-    shown = []
-    for (setting, profile, load), each in mean.groupby(by[:3], sort=False):
-        of = each.droplevel(by[:3])
-        shares, auto = of.loc["`auto` with shares"], of.loc["`auto`"]
-        fair = ("gateway, deficit round robin", "gateway, least attained service", "virtual token counter")
-        shown.append(
-            {
-                "setting": f"{setting}{PROFILES[profile]}, load {load:g}",
-                "others: stock": f"{of.others['stock']:.1f}",
-                "best of three fair queues": f"{of.others.loc[list(fair)].max():.1f}",
-                "`auto`": f"{auto.others:.1f}",
-                "with shares": f"{shares.others:.1f}",
-                "first: `auto`": f"{auto['first']:.1f}",
-                "first, with shares": f"{shares['first']:.1f}",
-                "tokens/s, of `auto`'s": f"{shares.output_throughput / auto.output_throughput:.2f}",
-                "Jain's index of slowdown": f"{auto.jain_slowdown:.2f} -> {shares.jain_slowdown:.2f}",
-            }
-        )
-    return pd.DataFrame(shown).set_index("setting")
+    mean = runs.groupby(by, sort=False)[[*others, "others", "first", "output_throughput", "jain"]].mean()
+    seeds = runs.groupby(by[:3], sort=False).seed.nunique()
+    shown: dict[str, dict[str, str]] = {}
+    for (setting, profile), each in mean.groupby(by[:2], sort=False):
+        loads = [each.loc[setting, profile, load] if (setting, profile, load) in seeds else None for load in LOADS]
+        cells = [{} if of is None else _figures(of, others) for of in loads]
+        heads = dict.fromkeys(head for cell in cells for head in cell)
+        row = {head: "/".join(cell.get(head, "-") for cell in cells) for head in heads}
+        row["seeds"] = "/".join(f"{seeds.get((setting, profile, load), 0)}" for load in LOADS)
+        shown[f"{setting}{PROFILES[profile]}"] = row
+    return pd.DataFrame.from_dict(shown, orient="index").fillna("").rename_axis("setting")
+
+
+def _figures(of: pd.DataFrame, others: list[str]) -> dict[str, str]:
+    """Return the figures of a setting at one load, by their heads; ``of`` has a row for each policy."""
+    shares, auto = of.loc["`auto` with shares"], of.loc["`auto`"]
+    fair = ["gateway, deficit round robin", "gateway, least attained service", "virtual token counter"]
+    found = {
+        "others: stock": f"{of.others['stock']:.1f}",
+        "caps": f"{of.others['a cap for each tenant']:.1f}",
+        "best fair queue": f"{of.others[fair].max():.1f}",
+        "`auto`": f"{auto.others:.1f}",
+        "with shares": f"{shares.others:.1f}",
+    }
+    if ALONE in of.index:
+        found["against alone, points"] = f"{100.0 * (shares[others] - of.loc[ALONE, others]).mean():+.1f}"
+    found["tokens/s, of `auto`'s"] = f"{shares.output_throughput / auto.output_throughput:.2f}"
+    if shares.jain == shares.jain:
+        found["Jain's index"] = f"{shares.jain:.2f}"
+    return found | {"first: `auto`": f"{auto['first']:.1f}", "first, with shares": f"{shares['first']:.1f}"}
+
+
+def _jain_of_alike(run: pd.Series) -> float | None:
+    """Return Jain's index of slowdown over the tenants after the first that send, and weigh, what the last does."""
+    of = SETTINGS[run.setting]
+    each = list(zip(of.demand, of.weights, strict=True))
+    alike = [i for i in range(1, len(each)) if each[i] == each[-1]]
+    return jain_index([run[f"slowdown/t{i}"] for i in alike]) if len(alike) > 1 else None
 
 
 def _runs(setting: str) -> pd.DataFrame:
