@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.arguments import parser_for
 from benchmarks.policies.step_sizes import BUDGET
-from benchmarks.publish import RESULTS, read_json, write_result
+from benchmarks.publish import RESULTS, merge_result, read_json
 from sloserve.core.runlog import RunLog
 from sloserve.sim.build_experiment import build_experiment
 from sloserve.sim.experiment import MODEL, Experiment, Point, engine_of, task_of
@@ -180,7 +180,7 @@ def main() -> None:
         for found in pool.map(row_of, *zip(*jobs, strict=True)) if jobs else ():
             print(found, flush=True)
             runs.append(found)
-            write_result(given.out, {"runs": runs})
+            merge_result(given.out, {"runs": runs})
 
 
 if __name__ == "__main__":
