@@ -9,7 +9,7 @@ of stock's capacity, outside of the burst.
 
 Every policy runs with shares and without them, beside stock and the rivals of :mod:`benchmarks.baselines.tenants`.
 ``alone`` is each tenant under auto on an engine scaled to its share: KV and slots times the share, steps as many times
-longer (where there are ten tenants or fewer).
+longer (where there are ten tenants or fewer). No engine has fewer than ``LEAST_KV_BLOCKS``.
 
 Writes results/tenants.json.gz, a row for each run: attainment and mean slowdown (latency over the latency on an idle
 engine) by tenant, tokens/s, preemptions a request, and Jain's index of attainment and of slowdown over all tenants.
@@ -57,9 +57,11 @@ from sloserve.sim.workloads.readers.found import find_trace
 
 PROFILE, SEATS = "h100-llama3-8b", 256
 KV_BLOCKS = {PROFILE: 3000, "h200x4-qwen3-235b": 6000}
-"""KV cache of each profile's engine, small enough to be short of it at these loads."""
+"""KV cache of each profile's engine, small enough to be short of it at these loads; at least ``LEAST_KV_BLOCKS``."""
 TARGETS = {"ttft_ms": 1000, "tpot_ms": 100}
 LONG_TOKENS = 30_000
+LEAST_KV_BLOCKS = LONG_TOKENS // 8
+"""KV blocks of every engine: two of the longest prompts. ``alone`` is often an engine with all of the KV thereby."""
 MOST_REPLY_TOKENS = 8000
 MOST_ALONE = 10
 """Most tenants that are run alone: a smaller share of an engine has steps too long for any first token in time."""
@@ -109,7 +111,7 @@ def experiment(folder: Path, profile: str, kv_blocks: int, share: float = 1.0) -
     slo.write_text(yaml.safe_dump({"classes": {"chat": {"share": 1} | TARGETS}}), encoding="utf-8")
     flags: dict[str, Any] = {"trace": TRACES["azure-conv"], "slo": str(slo), "profile": profile, "load": "1"}
     flags |= {
-        "kv_blocks": max(round(kv_blocks * share), LONG_TOKENS // 8),
+        "kv_blocks": max(round(kv_blocks * share), LEAST_KV_BLOCKS),
         "max_num_seqs": max(round(SEATS * share), 1),
     }
     flags["max_model_len"] = LONG_TOKENS + 4096
