@@ -5,10 +5,10 @@ import subprocess
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -65,13 +65,15 @@ class Server:
             return self._came.wait_for(lambda: text in "".join(self.log), 60.0)
 
     def engine_pids(self) -> list[int]:
-        """The server's EngineCore processes, by the names that vLLM gives them."""
+        """The server's EngineCore processes, by the names that vLLM gives them.
+
+        The kernel's list of a thread's children may lack some while others end, so this looks at all processes.
+        """
         pids = []
-        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            for pid in map(int, (task / "children").read_text().split()):
-                with suppress(FileNotFoundError, ProcessLookupError):  # it ends meanwhile
-                    if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + Path(f"/proc/{pid}/cmdline").read_text():
-                        pids.append(pid)
+        for child in psutil.Process(self.process.pid).children():
+            with suppress(psutil.Error):  # it ends meanwhile
+                if "EngineCore" in " ".join([child.name(), *child.cmdline()]):
+                    pids.append(child.pid)
         return pids
 
     def metrics(self) -> str:

@@ -59,16 +59,16 @@ def told(answer: httpx.Response, stream: bool) -> Any:
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_route_takes_an_slo_and_tells_how_it_went(http: httpx.Client, route: str, stream: bool) -> None:
     path, body = ROUTES[route]
-    headers = {"x-slo-ttft-ms": "60000", "x-slo-class": "batch", "x-slo-report": "1", "X-Request-Id": f"mine-{route}"}
-    nested = {"slo": {"e2e_ms": 90_000, "class": "priority"}}
+    headers = {"x-slo-ttft-ms": "600000", "x-slo-class": "batch", "x-slo-report": "1", "X-Request-Id": f"mine-{route}"}
+    nested = {"slo": {"e2e_ms": 900_000, "class": "priority"}}
     answer = http.post(path, json={"model": MODEL, "stream": stream, **body, **nested}, headers=headers)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-request-id"] == f"mine-{route}"
     outcome = told(answer, stream)
     assert outcome["class"] == "batch"  # the header beats the body
-    assert outcome["targets"] == {"ttft_ms": 60_000.0, "e2e_ms": 90_000.0}
+    assert outcome["targets"] == {"ttft_ms": 600_000.0, "e2e_ms": 900_000.0}
     assert outcome["met"] == {"ttft": True, "e2e": True} and outcome["good"] is True
-    assert 0 < outcome["achieved"]["ttft_ms"] <= outcome["achieved"]["e2e_ms"] < 60_000
+    assert 0 < outcome["achieved"]["ttft_ms"] <= outcome["achieved"]["e2e_ms"] < 600_000
     assert outcome["outcome"] == "completed" and outcome["output_tokens"] >= 1
     assert (outcome["evictions"], outcome["paused_steps"]) == (0, 0) and outcome["waited_ms"] >= 0
     assert (outcome["preempted_ms"], outcome["paused_ms"]) == (0.0, 0.0)
@@ -111,7 +111,8 @@ def test_a_beam_search_is_one_request_and_a_list_above_its_cap_is_served(server:
         return sum(n for (name, _), n in samples(server, "sloserve:requests_total").items() if name == "background")
 
     body = {"model": MODEL, "slo": {"class": "background", "report": True}, "ignore_eos": True}
-    beams = {"use_beam_search": True, "n": 3, "temperature": 0, "max_tokens": 12, "vllm_xargs": {"slo_e2e_ms": 60_000}}
+    # The first beam search compiles kernels, which took 65 s on a new machine beside three other processes of tests.
+    beams = {"use_beam_search": True, "n": 3, "temperature": 0, "max_tokens": 12, "vllm_xargs": {"slo_e2e_ms": 600_000}}
     before = counted()
     one = http.post("/v1/completions", json={**body, **beams, "prompt": "One"}).json()["slo"]
     assert (one["outcome"], one["output_tokens"], one["good"]) == ("completed", 1 + 3 * 11, True)
@@ -242,7 +243,7 @@ def test_metrics_count_what_was_served(server: Server, http: httpx.Client) -> No
 
     path, body = ROUTES["completions"]
     before = counts()
-    for e2e_ms in (60_000, 0.001, 60_000):
+    for e2e_ms in (600_000, 0.001, 600_000):
         http.post(path, json={"model": MODEL, **body, "slo": {"e2e_ms": e2e_ms}}).raise_for_status()
     http.post(path, json={"model": MODEL, **body}).raise_for_status()
     assert tuple(now - then for now, then in zip(counts(), before, strict=True)) == (3, 2, 1, 4)
