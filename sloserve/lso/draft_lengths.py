@@ -200,7 +200,8 @@ def bearable_token_s(
     """Return the seconds that each may take for a token from ``starts_s`` on, ``[n]``; inf without a target.
 
     The result is zero or less for a request with a lost target. The step budget has the same rule
-    (csrc/include/sloserve/step_budget.h), but keeps only the requests that can bear a step of decodes.
+    (csrc/include/sloserve/step_budget.h), but keeps only the requests that can bear a step of decodes, and leaves a
+    task's deadline out before the last call: here, a decode without any target is the first to do without its drafts.
     """
     pace = pace_s(rows, decodes)
     first_s = np.where(np.isnan(rows.first_token_s[decodes]), starts_s, rows.first_token_s[decodes])
