@@ -79,7 +79,7 @@ def _call_columns(call: TaskCall, arrival_s: float, e2e_s: float | None) -> dict
         left_s = min(call.due_s - arrival_s, MAX_TARGET_S)
         if left_s > DUE_NOW_S:
             columns["e2e_s"] = left_s if e2e_s is None else min(left_s, e2e_s)
-            if call.last:
+            if call.last or call.calls == 1:
                 columns["own_e2e_s"] = columns["e2e_s"]
     return columns
 

@@ -46,6 +46,7 @@ def test_the_time_until_a_task_is_due_is_the_own_time_of_its_last_call_alone() -
     assert np.isnan(task_row(TaskCall("t", due_s=NOW_S + 50.0))["own_e2e_s"])
     assert task_row(TaskCall("t", due_s=NOW_S + 50.0), e2e_s=90.0)["own_e2e_s"] == 90.0
     assert task_row(TaskCall("t", due_s=NOW_S + 50.0, last=True), e2e_s=90.0)["own_e2e_s"] == 80.0
+    assert task_row(TaskCall("t", due_s=NOW_S + 50.0, calls=1))["own_e2e_s"] == 80.0
     assert task_row(TaskCall("t", due_s=NOW_S - 31.0, last=True), e2e_s=90.0)["own_e2e_s"] == 90.0
     assert row("batch", e2e_s=60.0)["own_e2e_s"] == 60.0
 
