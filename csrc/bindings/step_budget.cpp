@@ -90,6 +90,7 @@ void bind_step_budget(nb::module_& m) {
             self.promise(columns.columns(), left.data(), step_s, starts_s);
           },
           "columns"_a, nb::kw_only(), "left"_a.noconvert(), "step_s"_a, "starts_s"_a)
+      .def_prop_ro("slack_s", [](const StepPrompts& self) { return to_numpy(self.slack()); }, nb::rv_policy::automatic)
       .def("late", &StepPrompts::late, "rate"_a, "full_rate"_a)
       .def("late_by_token", &StepPrompts::late_by_token, "token_s"_a, "full_token_s"_a);
 }

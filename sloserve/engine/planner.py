@@ -295,6 +295,8 @@ class Planner:
                 self.port,
                 counters=self._counters,
                 facts=self._facts,
+                standing=self.standing,
+                may_pause=self._may_pause,
                 aged=self.aged,
                 now_s=now_s,
             )

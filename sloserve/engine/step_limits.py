@@ -2,18 +2,21 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.kernels.requests import slots_found
-from sloserve.core.rows import State
+from sloserve.core.rows import Rows, State
 from sloserve.engine.draft_control import choose_drafts, without_drafts
 from sloserve.engine.planned_step import Step
 from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.request_table import RequestTable
 from sloserve.lso.decode_first import service_order
 from sloserve.lso.lengths import Lengths
+from sloserve.lso.prompt_turns import Turns
+from sloserve.lso.standing import Standing
 from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
 from sloserve.scheduler.policy import EngineFacts, Plan
 
@@ -26,10 +29,14 @@ def limit_tokens(
     *,
     counters: Counter[str],
     facts: Callable[[], EngineFacts],
+    standing: Callable[[], Standing | None],
+    may_pause: bool,
     aged: IntArray,
     now_s: float,
 ) -> Step:
     """Return ``step`` with the tokens that the running requests can bear, whether its plan is fresh or not.
+
+    Its prompts in progress let others pass where the step budget says so.
 
     Args:
         step: The step, as it was planned.
@@ -38,6 +45,8 @@ def limit_tokens(
         port: The engine.
         counters: Counters of what happens.
         facts: Function that returns what the engine can do now, if the step does not say it.
+        standing: Returns the standing of the tenants.
+        may_pause: Whether the engine can leave a running request out of a step.
         aged: Slots of the waiting requests that ageing moved forward.
         now_s: The present time, in epoch seconds.
     """
@@ -56,16 +65,22 @@ def limit_tokens(
     if not step.is_read:
         table.read_running()
     order = _order_of_service(table, port, plan.running)
-    served = order
-    if plan.preempt.size or plan.pause.size:
-        stays_out = table.rows.marks(plan.preempt, plan.pause)
-        served = order[~stays_out[order]]
+    if plan.preempt.size:
+        order = order[~table.rows.marks(plan.preempt)[order]]
+    served = order[~table.rows.marks(plan.pause)[order]] if plan.pause.size else order
     waiting = plan.waiting
     if waiting is None:  # one more than can begin says that not all can
         waiting = _admissible(table, port, min(engine.free_slots + 1, admits + 1, MOST_PROMPTS))
     if engine.encoder_tokens is not None:
         table.note_items(waiting[: min(engine.free_slots, admits, MOST_PROMPTS)])
     in_turn = np.concatenate((aged, table.marks.protected_running())) if table.marks.has_protected else aged
+    if may_pause and table.has_prompts():
+        turns = budget.turns(table.rows, served, waiting, in_turn, engine, now_s, standing, admits=admits)
+        if turns is not None:
+            order, served = (_in_turn(slots, turns, table.rows) for slots in (order, served))
+            served = served[~table.rows.marks(turns.held_back)[served]]
+            pause = np.concatenate((plan.pause, turns.held_back))
+            plan = step.plan = replace(plan, running=order, pause=pause)
     tokens = budget.tokens(table.rows, served, waiting, in_turn, engine, now_s, admits=admits)
     if tokens is None:
         return step
@@ -73,8 +88,6 @@ def limit_tokens(
     tokens += _untracked_running(table, port) * engine.decode_tokens
     if plan.token_budget is not None:
         tokens = min(tokens, plan.token_budget)
-    if plan.preempt.size:
-        order = order[~table.rows.marks(plan.preempt)[order]]
     # Whatever stands behind an unfinished prompt gets nothing of a limited step.
     running = service_order(table.rows, order, engine, tokens)
     step.plan = Plan(
@@ -122,6 +135,13 @@ def trim_drafts(
     if step.drafts is not None:
         step.plan = without_drafts(plan, engine, step.drafts)
     return step
+
+
+def _in_turn(order: IntArray, turns: Turns, rows: Rows) -> IntArray:
+    """Return ``order``, slots of running requests, with its prompts in progress in their turns, in the same places."""
+    found = order.copy()
+    found[rows.marks(turns.order)[order]] = turns.order
+    return found
 
 
 def queued_slots(table: RequestTable, queue: Iterable[EngineRequest], most: int | None = None) -> IntArray:

@@ -80,6 +80,8 @@ class Why(IntEnum):
     SHARE = 17
     """The tenant has had more than its share of the engine: how many requests of other tenants go first, of how many.
     """
+    PASSED = 18
+    """The prompt of the request has begun, and lets others pass that would otherwise be late; it keeps its KV."""
 
 
 SAYS: Final[Mapping[Why, str]] = {
@@ -101,6 +103,7 @@ SAYS: Final[Mapping[Why, str]] = {
     Why.CLASS: "requests ahead of it: {of}, of more urgent classes: {figure}",
     Why.GIVEN_UP: "it has missed a deadline; {figure} waiting and {of} running go first",
     Why.SHARE: "its tenant has had more than its share, so requests of others go first: {figure}",
+    Why.PASSED: "prompts that would otherwise be late are computed before the rest of its own",
 }
 """The sentence for each reason, with the two figures in their places."""
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.plan import EngineFacts
-from sloserve.lso.step_budget import LEAST_SHARE
+from sloserve.lso.prompts_beside_decodes import LEAST_SHARE
 
 _MORE_SEQS: Final = 16
 """Decodes by which a step is made larger to see what one more takes."""

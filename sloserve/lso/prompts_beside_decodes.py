@@ -1,10 +1,15 @@
 """What a step with prompts beside decodes computes, and how long it takes: see :mod:`sloserve.lso.step_budget`."""
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from typing import Final
 
-from sloserve.core.kernels.step_budget import StepPrompts
+from sloserve.core.arrays import IntArray
+from sloserve.core.kernels.requests import split_running
+from sloserve.core.kernels.step_budget import PromiseColumns, StepPrompts, step_prompts
+from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.lso.decode_first import progress_columns
 from sloserve.lso.plan import EngineFacts
 
 SPREAD_COST: Final = 1.5
@@ -17,8 +22,56 @@ NEARLY_FREE: Final = 1.03
 
 Reading the weights leaves room for some prompt tokens.
 """
+LEAST_SHARE: Final = 0.1
+"""Least share of the full rate at which prompts are computed, whatever decodes or would pass them."""
 LEAST_CHUNK: Final = 64
 """Tokens of the smallest chunk that the least share pays out: each chunk reads its prefix again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepContents:
+    """What the next step can serve: decodes, prompts in progress, and the prompts that can start.
+
+    Args:
+        decodes: Slots of the requests that decode.
+        in_progress: Slots of the running requests with prompt tokens to compute, in order of service.
+        num_heads: Number of waiting requests that have a slot, from the first in order on.
+        found: The prompts in order of service: prompts in progress, then the first that can start.
+        beside: The step without prompts.
+        most: Prompt tokens that the step can compute at most.
+    """
+
+    decodes: IntArray
+    in_progress: IntArray
+    num_heads: int
+    found: StepPrompts
+    beside: StepLoad
+    most: int
+
+
+def step_contents(
+    rows: Rows, running: IntArray, waiting: IntArray, engine: EngineFacts, admits: int
+) -> StepContents | None:
+    """Return what the next step can serve; ``None`` if its prompts cannot be limited, or if there are none.
+
+    Args:
+        rows: The request table, up to date for ``running``.
+        running: Slots of the running requests that the step serves, in order of service.
+        waiting: Slots of the first waiting requests, in order of admission.
+        engine: What the engine can do now.
+        admits: Number of requests of ``waiting`` that may be admitted.
+    """
+    progress = progress_columns(rows)
+    decodes, in_progress, context_tokens = split_running(progress, running)
+    most = engine.token_budget - decodes.size * engine.decode_tokens
+    if not (engine.chunked_prefill and most > 0 and (in_progress.size or waiting.size)):
+        return None
+    heads = waiting[: min(engine.free_slots, admits)]
+    num_heads = heads.size
+    heads = heads[: engine.encoded(rows.first_item_tokens[heads], rows.left_item_tokens[heads])]
+    found = step_prompts(progress, in_progress, heads, layout=engine.layout, free_blocks=engine.admission_blocks)
+    beside = StepLoad(decode_seqs=decodes.size, decode_context_tokens=context_tokens + decodes.size)
+    return StepContents(decodes, in_progress, num_heads, found, beside, most)
 
 
 class PromptsBesideDecodes:
@@ -94,3 +147,17 @@ class PromptsBesideDecodes:
         if tokens >= full.prefill_tokens or self.found.late_by_token(step_s / tokens, full_s / full.prefill_tokens):
             return full.prefill_tokens
         return tokens
+
+
+def promise_columns(rows: Rows) -> PromiseColumns:
+    """Return the columns that say what requests were promised and how far they are."""
+    return PromiseColumns(
+        arrival_s=rows.arrival_s,
+        ttft_s=rows.ttft_s,
+        tpot_s=rows.tpot_s,
+        tds=rows.tds,
+        e2e_s=rows.own_e2e_s,
+        first_token_s=rows.first_token_s,
+        output_tokens=rows.output_tokens,
+        in_flight_tokens=rows.in_flight_tokens,
+    )

@@ -12,21 +12,30 @@ No paper has it: Sarathi-Serve's budget is one number for a deployment, chosen s
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
 from sloserve.core.arrays import FloatArray, IntArray
-from sloserve.core.kernels.requests import places_stated, split_running
-from sloserve.core.kernels.step_budget import Decoding, PromiseColumns, any_promised, decoding, step_prompts
+from sloserve.core.kernels.requests import places_stated
+from sloserve.core.kernels.step_budget import Decoding, any_promised, decoding
 from sloserve.core.rows import Rows
 from sloserve.estimator.step_time.latency import StepLoad
-from sloserve.lso.decode_first import PREFILL_COLUMNS, progress_columns
+from sloserve.lso.decode_first import PREFILL_COLUMNS
 from sloserve.lso.drafted import DRAFT_COLUMNS, tokens_per_step
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.lso.plan import EngineFacts
-from sloserve.lso.prompts_beside_decodes import LEAST_CHUNK, PromptsBesideDecodes
+from sloserve.lso.prompt_turns import PromptTurns, Turns
+from sloserve.lso.prompts_beside_decodes import (
+    LEAST_CHUNK,
+    LEAST_SHARE,
+    PromptsBesideDecodes,
+    promise_columns,
+    step_contents,
+)
+from sloserve.lso.standing import Standing
 
 MOST_PROMPTS: Final = 64
 """Waiting prompts that are looked at: what one step can begin, and what recent long steps could have saved."""
@@ -34,8 +43,6 @@ SPEND_TOKENS: Final = 64
 """Tokens over which a lead over the promised pace is spent, not at once: the next prompts may come soon."""
 HEADROOM: Final = 0.95
 """Share of the time that a request can bear which is planned for: step times are predictions."""
-LEAST_SHARE: Final = 0.1
-"""Least share of the full rate at which prompts are computed, whatever decodes: see :class:`StepBudget`."""
 ARRIVALS: Final = 64
 """Last requests of which the rate of arriving prompt tokens is taken; with less than a quarter it is not known."""
 SPREAD_STEPS: Final = 16
@@ -74,17 +81,19 @@ class StepBudget:
     """
 
     NEEDS: Final = (
-        PACE_COLUMNS
+        PromptTurns.NEEDS
+        | PACE_COLUMNS
         | LENGTH_COLUMNS
         | DRAFT_COLUMNS
         | PREFILL_COLUMNS
-        | {"arrival_s", "ttft_s", "tds", "own_e2e_s", "first_token_s", "in_flight_tokens", "item_tokens"}
+        | {"arrival_s", "ttft_s", "own_e2e_s", "first_token_s", "in_flight_tokens", "item_tokens"}
         | {"first_item_tokens", "left_item_tokens"}
     )
     """Columns that the step budget reads."""
 
     def __init__(self, lengths: Lengths) -> None:
         self.lengths = lengths
+        self._turns = PromptTurns()
         self._owed_tokens = 0.0
         self._last_s: float | None = None
         self._arrivals: deque[tuple[float, int]] = deque(maxlen=ARRIVALS)
@@ -135,6 +144,35 @@ class StepBudget:
             self.nothing_to_compute()
         return tokens
 
+    def turns(
+        self,
+        rows: Rows,
+        running: IntArray,
+        waiting: IntArray,
+        stays: IntArray,
+        engine: EngineFacts,
+        now_s: float,
+        standing: Callable[[], Standing | None],
+        *,
+        admits: int = MOST_PROMPTS,
+    ) -> Turns | None:
+        """Return the order of the prompts in progress if some let others pass, see :mod:`sloserve.lso.prompt_turns`.
+
+        Args:
+            rows: The request table, up to date for ``running``.
+            running: Slots of the running requests that the step serves, in order of service.
+            waiting: Slots of waiting requests, in order of admission; the first ``MOST_PROMPTS`` are looked at.
+            stays: Slots of requests that let no other pass.
+            engine: What the engine can do now.
+            now_s: The present time, in epoch seconds.
+            standing: Returns the standing of the tenants.
+            admits: Number of requests of ``waiting`` that the plan admits.
+        """
+        contents = step_contents(rows, running, waiting[:MOST_PROMPTS], engine, admits)
+        if contents is None:
+            return None
+        return self._turns.of_step(rows, contents, stays, engine, self.lengths, now_s, standing)
+
     def nothing_to_compute(self) -> None:
         """Record a step that limits no prompt: no prompt is owed anything from before it."""
         self._owed_tokens, self._last_s = 0.0, None
@@ -149,16 +187,11 @@ class StepBudget:
         now_s: float,
         admits: int,
     ) -> int | None:
-        progress = progress_columns(rows)
-        decodes, in_progress, context_tokens = split_running(progress, running)
-        most = engine.token_budget - decodes.size * engine.decode_tokens
-        if not (engine.chunked_prefill and decodes.size and most > 0 and (in_progress.size or waiting.size)):
-            return None
         waiting = waiting[:MOST_PROMPTS]
-        most_heads = min(engine.free_slots, admits)
-        heads = waiting[:most_heads]
-        heads = heads[: engine.encoded(rows.first_item_tokens[heads], rows.left_item_tokens[heads])]
-        found = step_prompts(progress, in_progress, heads, layout=engine.layout, free_blocks=engine.admission_blocks)
+        contents = step_contents(rows, running, waiting, engine, admits)
+        if contents is None or not contents.decodes.size:
+            return None
+        decodes, in_progress, found = contents.decodes, contents.in_progress, contents.found
         no_room = found.startable < waiting.size
         if not len(found):
             return None
@@ -170,7 +203,7 @@ class StepBudget:
         if not (is_promised or no_room):
             return None
         latency, starts_s = engine.step_latency, now_s + engine.busy_s
-        beside = StepLoad(decode_seqs=decodes.size, decode_context_tokens=context_tokens + decodes.size)
+        beside, most = contents.beside, contents.most
         prompts = PromptsBesideDecodes(found, beside, engine)
         alone_s = latency.step_s(beside)
         full = prompts.load(min(most, prompts.left))
@@ -199,7 +232,7 @@ class StepBudget:
             chosen_s = _worth_most(prompts, bears, full, full_s, self._arrival_rate(now_s))
         tokens = full.prefill_tokens if chosen_s >= full_s else prompts.within(chosen_s, most)
         if no_room:
-            slots_are_short = engine.free_slots <= admits and found.startable == most_heads
+            slots_are_short = engine.free_slots <= admits and found.startable == contents.num_heads
             steps = self._spread_steps(rows, decodes, engine, SPREAD_SHARE if slots_are_short else 1.0)
             tokens = min(tokens, prompts.spread(steps, full, full_s, alone_s))
         if tokens >= full.prefill_tokens:
@@ -270,20 +303,6 @@ class StepBudget:
         self._last_s = now_s
         # Where all that is left is less than a chunk, that is the chunk.
         return int(self._owed_tokens) if self._owed_tokens >= max(min(LEAST_CHUNK, full_tokens), planned) else 0
-
-
-def promise_columns(rows: Rows) -> PromiseColumns:
-    """Return the columns that say what requests were promised and how far they are."""
-    return PromiseColumns(
-        arrival_s=rows.arrival_s,
-        ttft_s=rows.ttft_s,
-        tpot_s=rows.tpot_s,
-        tds=rows.tds,
-        e2e_s=rows.own_e2e_s,
-        first_token_s=rows.first_token_s,
-        output_tokens=rows.output_tokens,
-        in_flight_tokens=rows.in_flight_tokens,
-    )
 
 
 def _worth_most(

@@ -203,6 +203,9 @@ class StepPrompts {
     }
   }
 
+  // [n]; after promise(): seconds from starts_s on in which each must be computed, NaN where nothing says when.
+  const std::vector<double>& slack() const { return slack_s_; }
+
   // After promise(): how many come too late at `rate` prompt tokens per second that would be in time at full_rate.
   std::int64_t late(double rate, double full_rate) const {
     return count_late([&](double end) { return end / rate; }, [&](double end) { return end / full_rate; });

@@ -76,8 +76,9 @@ def step_prompts(
     2 * prefix))`` of a step of ``tokens`` tokens, in order. ``in_chunks(tokens, longest, multiple)`` is the same where
     no chunk is longer than ``longest``, and a chunk that does not end its prompt ends at a multiple.
 
-    ``promise(columns, left=, step_s=, starts_s=)`` says when each must be computed, from the tokens ``left`` of
-    its output, of ``step_s`` each; after it ``late(rate, full_rate)`` says how many are late at ``rate`` prompt tokens
+    ``promise(columns, left=, step_s=, starts_s=)`` says when each must be computed, from the tokens ``left`` of its
+    output, of ``step_s`` each. After it ``slack_s`` is the seconds from ``starts_s`` on within which each must be
+    computed, nan where nothing says when; ``late(rate, full_rate)`` says how many are late at ``rate`` prompt tokens
     per second and would be in time at ``full_rate``, and ``late_by_token`` the same for seconds a token.
     """
     return StepPrompts(

@@ -277,7 +277,7 @@ class _Live:
             is_served = request.request_id in self._output.num_scheduled_tokens
             return None if is_served else Cause(Why.TOKENS, step.given_tokens, step.budget_tokens)
         if phase == _PAUSED:
-            return Cause(Why.PAUSE, self._ahead_tokens(place))
+            return Cause(Why.PAUSE, self._ahead_tokens(place)) if self._output_tokens[place] else _PASSED
         return self._preempted.get(request.request_id, _UNSEEN)
 
     def _ahead_tokens(self, place: int) -> float:
@@ -287,7 +287,7 @@ class _Live:
         return float(self._output_tokens[place] - read)
 
 
-_BLOCKED, _UNSEEN = Cause(Why.BLOCKED), Cause(Why.UNSEEN)
+_BLOCKED, _UNSEEN, _PASSED = Cause(Why.BLOCKED), Cause(Why.UNSEEN), Cause(Why.PASSED)
 # Plain numbers: an enum member is looked up again at each use, and these are used for each request.
 _WAITING, _PREFILL, _DECODE, _PAUSED, _PREEMPTED = (
     int(one)

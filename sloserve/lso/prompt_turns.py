@@ -1,0 +1,211 @@
+"""Order of the prompts of a step: a prompt that has begun lets others pass that would otherwise be late.
+
+vLLM computes the prompts that it has begun before it begins others. A prompt of 30,000 tokens so takes whole steps for
+a second or more, in which no other request has its first token, whatever the policy's order of admission. Here such a
+prompt skips the steps in which a shorter prompt needs its turn. It keeps its KV and its slot, so that all it loses is
+time.
+
+The prompts of a step are jobs for one machine: first the prompts in progress, in order of service, then the waiting
+prompts that can start, in order of admission. Each takes its tokens at the rate of a full step, and has the time until
+its first token is due, or until its output has to begin for a deadline. Where a prompt would be late in its place and
+in time further ahead, prompts in progress before it go behind it, the last first, until it is in time, if that is
+possible and each of them can afford it:
+
+- it is in time behind the other prompt, too; or
+- it has no target, or is late in any case, and its class is not more urgent than the other's.
+
+A request of a tenant beyond its share passes no request of a tenant within its own. Aged and promised requests, and
+requests that no plan may pause, let no other pass. Waiting prompts keep their order.
+
+While prompts in progress wait, they still get at least ``LEAST_SHARE`` of the time, in full steps, so that none holds
+KV for ever without being computed. Where all running requests wait, a step may be empty if the engine does not admit
+the request for which they wait (for lack of an adapter, say). They wait only once for each such request.
+
+No paper has it. Niyama (Sec. 3) orders all prompts by deadline at each step, and changes the order of admission by that
+as well; here the policy decides on that order, and only prompts in progress move.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sloserve.core.arrays import BoolArray, FloatArray, IntArray
+from sloserve.core.kernels.requests import places_stated
+from sloserve.core.rows import Rows
+from sloserve.estimator.step_time.latency import StepLoad
+from sloserve.lso.drafted import tokens_per_step
+from sloserve.lso.lengths import Lengths
+from sloserve.lso.plan import EngineFacts
+from sloserve.lso.prompts_beside_decodes import LEAST_SHARE, PromptsBesideDecodes, StepContents, promise_columns
+from sloserve.lso.standing import Standing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turns:
+    """Order of the prompts in progress.
+
+    Args:
+        order: Slots of the prompts in progress, in order of service.
+        held_back: Slots of the last of them, which get nothing of the next step, since waiting prompts pass.
+    """
+
+    order: IntArray
+    held_back: IntArray
+
+
+class PromptTurns:
+    """Decides at each step which prompts in progress let others pass, and keeps what these are owed."""
+
+    NEEDS: Final = frozenset({"class_rank", "account", "ttft_s", "own_e2e_s"})
+    """Columns that this class reads, beside the columns of the step budget."""
+
+    def __init__(self) -> None:
+        self._owed_s = 0.0
+        self._held_at_s: float | None = None  # time of the last call if it held prompts back
+        self._passing_seq = -1  # of the request for which all running ones waited last
+
+    def of_step(
+        self,
+        rows: Rows,
+        contents: StepContents,
+        stays: IntArray,
+        engine: EngineFacts,
+        lengths: Lengths,
+        now_s: float,
+        standing: Callable[[], Standing | None],
+    ) -> Turns | None:
+        """Return the order of the prompts in progress, if it is another than theirs; else ``None``.
+
+        Args:
+            rows: The request table, up to date for the running requests.
+            contents: What the next step can serve.
+            stays: Slots of requests that let no other pass.
+            engine: What the engine can do now.
+            lengths: Lengths of outputs, for deadlines.
+            now_s: The present time, in epoch seconds.
+            standing: Returns the standing of the tenants; called only if a prompt would be late.
+        """
+        found = self._found(rows, contents, stays, engine, lengths, now_s, standing)
+        self._held_at_s = now_s if found is not None and found.held_back.size else None
+        return found
+
+    def _found(
+        self,
+        rows: Rows,
+        contents: StepContents,
+        stays: IntArray,
+        engine: EngineFacts,
+        lengths: Lengths,
+        now_s: float,
+        standing: Callable[[], Standing | None],
+    ) -> Turns | None:
+        found, begun = contents.found, contents.in_progress.size
+        if not begun or len(found) < 2:
+            return None
+        slots = found.slots
+        if not (places_stated(rows.ttft_s, slots).size or places_stated(rows.own_e2e_s, slots).size):
+            return None
+        prompts = PromptsBesideDecodes(found, contents.beside, engine)
+        full = prompts.load(min(contents.most, prompts.left))
+        full_s = engine.step_latency.step_s(full)
+        need_s = np.diff([found.end(place) for place in range(len(found))], prepend=0) * (full_s / full.prefill_tokens)
+        slack_s = self._slack_s(rows, contents, engine, lengths, now_s)
+        ends_s = np.cumsum(need_s)
+        endangered = np.flatnonzero((slack_s >= need_s) & (slack_s < ends_s))
+        if not endangered.size:
+            return None
+        may_wait = np.arange(slots.size) < begun
+        may_wait[:begun] &= rows.pausable[slots[:begun]] & np.isnan(rows.first_from_s[slots[:begun]])
+        may_wait &= ~np.isin(slots, stays)
+        stand = standing()
+        level = None if stand is None else stand.levels(rows.account[slots])
+        level = np.zeros(slots.size, np.int64) if level is None else level
+        order = let_pass(need_s, slack_s, endangered, may_wait, level, rows.class_rank[slots])
+        if order is None:
+            return None
+        of_begun = order[order < begun]
+        first_waiting = int(np.argmax(order >= begun)) if order.size > begun else order.size
+        held_back = of_begun[first_waiting:]
+        if held_back.size:
+            if self._is_owed(full_s, now_s):
+                return None
+            if held_back.size == begun and not contents.decodes.size and not self._is_new(rows, slots[order[0]]):
+                return None
+        return Turns(slots[of_begun], slots[held_back])
+
+    def _slack_s(
+        self, rows: Rows, contents: StepContents, engine: EngineFacts, lengths: Lengths, now_s: float
+    ) -> FloatArray:
+        """Return the seconds from the start of the step on within which each prompt has to be computed, ``[n]``."""
+        found, slots = contents.found, contents.found.slots
+        left = np.zeros(slots.size)
+        if places_stated(rows.own_e2e_s, slots).size:
+            left = lengths.left(rows, slots) / tokens_per_step(rows, slots, engine)
+        beside = contents.beside if contents.decodes.size else StepLoad(decode_seqs=1, decode_context_tokens=1)
+        alone_s = engine.step_latency.step_s(beside)
+        found.promise(promise_columns(rows), left=left, step_s=alone_s, starts_s=now_s + engine.busy_s)
+        return found.slack_s
+
+    def _is_owed(self, full_s: float, now_s: float) -> bool:
+        """Return whether the prompts in progress get this step, which they are owed for the time that they waited."""
+        if self._held_at_s is not None:
+            self._owed_s += LEAST_SHARE * min(max(now_s - self._held_at_s, 0.0), full_s)
+        if self._owed_s < full_s:
+            return False
+        self._owed_s = 0.0
+        return True
+
+    def _is_new(self, rows: Rows, slot: int) -> bool:
+        """Return whether the running requests have not all waited for this request yet."""
+        seq = int(rows.seq[slot])
+        is_new, self._passing_seq = seq != self._passing_seq, seq
+        return is_new
+
+
+def let_pass(
+    need_s: FloatArray,
+    slack_s: FloatArray,
+    endangered: IntArray,
+    may_wait: BoolArray,
+    level: IntArray,
+    rank: IntArray,
+) -> IntArray | None:
+    """Return the order in which prompts are computed so that more of them are in time; ``None`` if nothing changes.
+
+    Args:
+        need_s: Seconds that each prompt takes, in order of service, ``[n]``.
+        slack_s: Seconds within which each has to be computed, nan for no target, ``[n]``.
+        endangered: Places of prompts that are late in their place, and would be in time at the front, ascending.
+        may_wait: Whether each may let others pass, ``[n]``.
+        level: Level of each request's tenant, ``[n]``; lower levels come first.
+        rank: Rank of each request's class, ``[n]``; lower ranks are more urgent.
+    """
+    order = list(range(need_s.size))
+    needs, slacks = need_s.tolist(), slack_s.tolist()
+    changed = False
+    for passing in endangered.tolist():
+        at = order.index(passing)
+        before = order[:at]
+        ends = np.cumsum(need_s[order[: at + 1]]).tolist()
+        in_place_s = ends[at]
+        behind: list[int] = []
+        reached_s = in_place_s
+        for place in range(at - 1, -1, -1):
+            if reached_s <= slacks[passing]:
+                break
+            other = before[place]
+            if not may_wait[other] or level[passing] > level[other]:
+                continue
+            # Behind the passing prompt it ends when that one would have ended in its place, or earlier.
+            in_time_behind = slacks[other] >= in_place_s
+            late_anyway = not slacks[other] >= ends[place]  # nan too
+            if in_time_behind or (late_anyway and rank[passing] <= rank[other]):
+                behind.insert(0, other)
+                reached_s -= needs[other]
+        if behind and reached_s <= slacks[passing]:
+            moved = set(behind)
+            order[: at + 1] = [*(one for one in before if one not in moved), passing, *behind]
+            changed = True
+    return np.array(order, np.int64) if changed else None
