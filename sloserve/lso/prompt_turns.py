@@ -25,6 +25,7 @@ No paper has it. Niyama (Sec. 3) orders all prompts by deadline at each step, an
 as well; here the policy decides on that order, and only prompts in progress move.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -183,29 +184,28 @@ def let_pass(
         rank: Rank of each request's class, ``[n]``; lower ranks are more urgent.
     """
     order = list(range(need_s.size))
-    needs, slacks = need_s.tolist(), slack_s.tolist()
+    needs, slacks, waits = need_s.tolist(), slack_s.tolist(), may_wait.tolist()
     changed = False
     for passing in endangered.tolist():
         at = order.index(passing)
-        before = order[:at]
-        ends = np.cumsum(need_s[order[: at + 1]]).tolist()
-        in_place_s = ends[at]
+        ends = list(itertools.accumulate(needs[one] for one in order[: at + 1]))
+        in_place_s, slack = ends[at], slacks[passing]
         behind: list[int] = []
         reached_s = in_place_s
         for place in range(at - 1, -1, -1):
-            if reached_s <= slacks[passing]:
+            if reached_s <= slack:
                 break
-            other = before[place]
-            if not may_wait[other] or level[passing] > level[other]:
+            other = order[place]
+            if not waits[other] or level[passing] > level[other]:
                 continue
             # Behind the passing prompt it ends when that one would have ended in its place, or earlier.
             in_time_behind = slacks[other] >= in_place_s
             late_anyway = not slacks[other] >= ends[place]  # nan too
             if in_time_behind or (late_anyway and rank[passing] <= rank[other]):
-                behind.insert(0, other)
+                behind.append(other)
                 reached_s -= needs[other]
-        if behind and reached_s <= slacks[passing]:
-            moved = set(behind)
-            order[: at + 1] = [*(one for one in before if one not in moved), passing, *behind]
+        if behind and reached_s <= slack:
+            stay = [one for one in order[:at] if one not in behind]
+            order[: at + 1] = [*stay, passing, *reversed(behind)]
             changed = True
     return np.array(order, np.int64) if changed else None
