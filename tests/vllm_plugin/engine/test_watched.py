@@ -283,6 +283,17 @@ def test_a_pause_says_how_far_ahead_of_its_reader_a_request_is(
     assert not paused(5000.0)
 
 
+def test_a_prompt_that_lets_others_pass_says_so(build: Build, request_of: RequestOf, watch: Watch) -> None:
+    """With 16 tokens a step the short prompt would be late behind the 150 tokens, and has time before them."""
+    work = [request_of("a", 0.0, 150, 6, ttft_s=2.0), request_of("b", 0.001, 12, 6, ttft_s=0.04)]
+    engine = build("fcfs:step_budget=true", max_num_batched_tokens=16)
+    frames = [frame for frame in watch(engine, work) if frame.live]
+    found = [row(frame, 1) for frame in frames if (frame.rows[:, AT["number"]] == 1).any()]
+    passed = [one for one in found if one["phase"] == RequestPhase.PAUSED]
+    assert passed and {one["why"] for one in passed} == {Why.PASSED}
+    assert {one["output_tokens"] for one in passed} == {0.0}
+
+
 def test_the_kv_cache_is_foreseen_by_the_lengths_that_the_policy_knows(
     build: Build, request_of: RequestOf, watch: Watch
 ) -> None:
