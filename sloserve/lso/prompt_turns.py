@@ -15,7 +15,8 @@ possible and each of them can afford it:
 - it has no target, or is late in any case, and its class is not more urgent than the other's.
 
 A request of a tenant beyond its share passes no request of a tenant within its own. Aged and promised requests, and
-requests that no plan may pause, let no other pass. Waiting prompts keep their order.
+requests that no plan may pause, let no other pass. Waiting prompts keep their order. Where vLLM limits the chunk of a
+prompt (``long_prefill_token_threshold``), prompts share a step already, and none waits for another.
 
 While prompts in progress wait, they still get at least ``LEAST_SHARE`` of the time, in full steps, so that none holds
 KV for ever without being computed. Where all running requests wait, a step may be empty if the engine does not admit
@@ -103,7 +104,7 @@ class PromptTurns:
         standing: Callable[[], Standing | None],
     ) -> Turns | None:
         found, begun = contents.found, contents.in_progress.size
-        if not begun or len(found) < 2:
+        if not begun or len(found) < 2 or engine.chunk_tokens is not None:
             return None
         slots = found.slots
         if not (places_stated(rows.ttft_s, slots).size or places_stated(rows.own_e2e_s, slots).size):

@@ -86,6 +86,7 @@ def test_a_prompt_in_progress_waits_for_one_that_would_be_late_behind_it() -> No
         (CHAT, LONG | {"pausable": False}, {}),
         (CHAT, LONG | {"first_from_s": NOW_S + 1.0}, {}),  # it was promised its targets
         (CHAT, LONG, {"chunked_prefill": False}),
+        (CHAT, LONG, {"chunk_tokens": 1000}),  # the chat has half of each step
     ],
 )
 def test_nobody_passes(chat: dict[str, Any], long: dict[str, Any], facts: dict[str, Any]) -> None:
