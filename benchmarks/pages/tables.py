@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pandas as pd
 from scipy.stats import gmean
 
-from benchmarks.pages import gateways, held_out, hosting, promises, tasks, tenants
+from benchmarks.pages import gateways, held_out, hosting, long_prompts, promises, tasks, tenants
 from benchmarks.pages.results import (
     around,
     at_latency,
@@ -470,6 +470,12 @@ def auto_draft_loads() -> pd.DataFrame:
         figure = f"{load:.2f}" if load else f"below {row['loads'][0]:g}"
         lines.setdefault(f"{row['acceptance']:g}, {drafts.removeprefix('up to ')}", {})[head] = figure
     return pd.DataFrame.from_dict(lines, orient="index").rename_axis("acceptance, drafts")
+
+
+@table("long_prompts")
+def chats_beside_long_prompts() -> pd.DataFrame:
+    """Chats and long prompts in time, at three loads."""
+    return long_prompts.in_time()
 
 
 @table(
