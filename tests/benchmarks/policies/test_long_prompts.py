@@ -1,16 +1,11 @@
-"""The benchmark of chats beside long prompts: what is limited, what is counted, and what its table shows."""
+"""The benchmark of chats beside long prompts: what is limited, and what is counted."""
 
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
-
-from benchmarks.pages import long_prompts as page
 from benchmarks.policies import long_prompts
 from benchmarks.policies.long_prompts import CHUNKS, POLICIES, Chunked, figures
 from tests.snapshots import make_snapshot
-
-pytestmark = pytest.mark.slow
 
 
 def ended(prompt_tokens: int, first_s: float, good: bool) -> SimpleNamespace:
@@ -40,9 +35,3 @@ def test_both_kinds_are_counted_apart() -> None:
         1.0,
         2.0,
     )
-
-
-def test_the_table_has_each_policy_and_load() -> None:
-    table = page.in_time()
-    assert len(table) == len(POLICIES) and all(cell.count("/") == 2 for cell in table.to_numpy().ravel())
-    assert table.loc["stock", "8B: tokens/s"] == "1.00/1.00/1.00"
