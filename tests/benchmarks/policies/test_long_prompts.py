@@ -3,8 +3,9 @@
 from types import SimpleNamespace
 
 import numpy as np
+
 from benchmarks.policies import long_prompts
-from benchmarks.policies.long_prompts import CHUNKS, POLICIES, Chunked, figures
+from benchmarks.policies.long_prompts import CHUNKS, Chunked, figures
 from tests.snapshots import make_snapshot
 
 
