@@ -472,7 +472,7 @@ def auto_draft_loads() -> pd.DataFrame:
     return pd.DataFrame.from_dict(lines, orient="index").rename_axis("acceptance, drafts")
 
 
-@table("long_prompts")
+@table("deadlines.long_prompts")
 def chats_beside_long_prompts() -> pd.DataFrame:
     """Chats and long prompts in time, at three loads."""
     return long_prompts.in_time()
