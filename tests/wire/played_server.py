@@ -17,6 +17,7 @@ from sloserve.wire.asgi import Receive, Scope, Send, answer
 
 KEY = "the-admin-key-canary"
 EVIL = "<img src=x onerror=alert(1)>"
+LONG = "organization/" + "a-name-as-long-as-any" * 3
 LIVE = 1000
 CROWD = 200
 """Instances."""
@@ -339,6 +340,15 @@ class PlayedServer:
         batches = {"held": 12, "oldest_s": 96.0, "first_due_in_s": 504.0, "rate_per_s": 1.1, "queues": ["h100-03/1"]}
         asked = {"held": 0, "oldest_s": 0.0, "first_due_in_s": None, "rate_per_s": 10.7, "queues": []}
         switches = ((40.0, "h100-01/0", second, CHAT, 15.0), (320.0, "h100-01/1", second, SUMMARIES, 14.2))
+        models = {CHAT: {"state": "active"}, second: {"state": "coming"}, SUMMARIES: {"state": "active"}}
+        groups = [
+            {"model": second, "class": "interactive", **group}, {"model": SUMMARIES, "class": "batch", **batches},
+            {"model": CHAT, "class": "interactive", **asked},
+        ]  # fmt: skip
+        if self.is_crowd:
+            many = {"held": 12_345, "oldest_s": 7000.0, "first_due_in_s": -5999.0, "rate_per_s": 1234.5, "queues": []}
+            groups += [{"model": LONG, "class": LONG, **many}]
+            models[LONG] = {"state": "warm"}
         return {
             "at_s": now_s, "fleet": True, "classes": ["interactive", batch], "columns": list(FLEET_COLUMNS),
             "load": dict(zip(load_history.ROW, self._fleet_sample(self.now_s - self.now_s % 5.0), strict=True)),
@@ -354,12 +364,9 @@ class PlayedServer:
                 "interactive": {"attained": [[0.91, 788], [0.943, 1000]], "missed": 7, "state": "bad"},
                 batch: {"attained": [[None, 0], [0.994, 178]], "missed": 0, "state": "fine"},
             },
-            "models": {CHAT: {"state": "active"}, second: {"state": "coming"}, SUMMARIES: {"state": "active"}},
+            "models": models,
             "hosts": {},
-            "groups": [
-                {"model": second, "class": "interactive", **group}, {"model": SUMMARIES, "class": "batch", **batches},
-                {"model": CHAT, "class": "interactive", **asked},
-            ],
+            "groups": groups,
             "held": FLEET_HELD, "plan": None, "counts": {"models": 3, "groups": 3, "instances": len(rows)},
             "switches": [
                 {"at_s": now_s - ago_s, "instance": name, "leaving": left, "coming": came, "seconds": took_s}

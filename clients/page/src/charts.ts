@@ -1,6 +1,6 @@
 /** Lines over time: the load of the last ten minutes, and the tokens of one request. */
 import uPlot from "uplot";
-import { byId } from "./dom";
+import { byId, whole } from "./dom";
 
 const HIGH = 150;
 
@@ -47,17 +47,19 @@ const LEGEND: uPlot.Legend = {
   live: false, markers: { width: 0, fill: (plot, i) => (plot.series[i]!.stroke as (plot: uPlot, i: number) => string)(plot, i) },
 };
 
+const MINUTES: Intl.DateTimeFormatOptions = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+const BY_MINUTE = new Intl.DateTimeFormat([], MINUTES), BY_SECOND = new Intl.DateTimeFormat([], { ...MINUTES, second: "2-digit" });
+
 /** The time of day, with seconds where what is shown beside it is closer than a minute. */
 export function clock(at_s: number, step_s = 1): string {
-  const shown: Intl.DateTimeFormatOptions = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
-  return new Date(at_s * 1e3).toLocaleTimeString([], step_s < 60 ? { ...shown, second: "2-digit" } : shown);
+  return (step_s < 60 ? BY_SECOND : BY_MINUTE).format(at_s * 1e3);
 }
 
 function axes(said: (x: number, step: number) => string): uPlot.Axis[] {
   const ink = () => getComputedStyle(document.body).getPropertyValue("--dim");
   const grid = { stroke: () => getComputedStyle(document.body).getPropertyValue("--line"), width: 1 };
   const values: uPlot.Axis.DynamicValues = (_plot, at, _axis, _space, step) => at.map((x) => said(x, step));
-  const compact: uPlot.Axis.DynamicValues = (_plot, at) => at.map((y) => (y >= 1e4 ? `${y / 1e3}k` : y.toLocaleString("en-US")));
+  const compact: uPlot.Axis.DynamicValues = (_plot, at) => at.map((y) => (y >= 1e4 ? `${y / 1e3}k` : whole(y)));
   const ticks = { ...grid, size: 4 };
   return [{ stroke: ink, grid, ticks, values, space: 70, size: 28 }, { stroke: ink, grid, ticks, values: compact, space: 30, size: 44 }];
 }

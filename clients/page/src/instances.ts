@@ -1,5 +1,5 @@
 /** One lane an instance: which model it held over the last ten minutes, and when it served none. */
-import { byId } from "./dom";
+import { byId, onceAFrame } from "./dom";
 import type { View } from "./feed";
 import { inWords } from "./states";
 import { axis, COLOURS, Courses, framed, hatched, seen, written } from "./strips";
@@ -19,6 +19,7 @@ export class Instances {
   private readonly courses = new Courses<Held>(MOST_PARTS, SPAN_S);
   private names: string[] = [];
   private view: View | undefined;
+  private readonly draw = onceAFrame(() => this.drawNow());
 
   constructor() {
     this.canvas.parentElement!.addEventListener("scroll", () => this.draw());
@@ -41,7 +42,7 @@ export class Instances {
     this.draw();
   }
 
-  private draw(): void {
+  private drawNow(): void {
     const view = this.view;
     if (view === undefined) return;
     const { to, wide, first, last, top, ink, bad, line, dim } = seen(this.canvas, byId("held-rest"), this.names.length, HIGH, axis.HIGH);

@@ -1,6 +1,6 @@
 /** One lane a live request: what it did within the last minute, its deadline, and why it waits. Requests that can still
  * be in time come first; the ones that cannot are folded into a count. */
-import { byId } from "./dom";
+import { byId, onceAFrame, whole } from "./dom";
 import { Explanation } from "./explain";
 import type { View } from "./feed";
 import { byClass, dueOf, inOrder, type Parts, parts, reason, type Request, story } from "./requests";
@@ -28,6 +28,7 @@ export class Lanes {
   private readonly explanation = new Explanation();
   private wasLate = false;
   private isOpen = false;
+  private readonly draw = onceAFrame(() => this.drawNow());
   private found: Parts = { waiting: [], served: [], late: [] };
 
   constructor() {
@@ -73,7 +74,7 @@ export class Lanes {
     const all = Math.max(counts.reduce((sum, [, n]) => sum + n, 0), late.length), isAll = all === late.length;
     button.hidden = late.length === 0;
     button.setAttribute("aria-expanded", String(this.isOpen));
-    const which = all === 1 ? "1 request has" : `${all.toLocaleString("en-US")} requests have`;
+    const which = all === 1 ? "1 request has" : `${whole(all)} requests have`;
     const each = isAll ? byClass(late) : inOrder(counts.filter(([, n]) => n > 0));
     const drawn = isAll ? "" : `; ${late.length} of them are drawn`;
     button.textContent = `${this.isOpen ? "▾ Hide" : "▸ Show"}: ${which} missed a deadline and cannot be in time any more (${each})${drawn}`;
@@ -105,7 +106,7 @@ export class Lanes {
     byId("why").textContent = one === undefined ? `Request ${this.chosen} has ended.` : story(view, one);
   }
 
-  private draw(): void {
+  private drawNow(): void {
     const view = this.view;
     if (view === undefined) return;
     const { to, wide, high, first, last, top, ink, bad, line, dim } = seen(this.canvas, byId("rest"), this.lines.length, HIGH, axis.HIGH);

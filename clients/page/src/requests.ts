@@ -1,5 +1,5 @@
 /** The drawn requests of a view: which of them can still be in time, and why each of them is where it is. */
-import { duration, due, figure, sentence } from "./dom";
+import { duration, due, figure, sentence, whole } from "./dom";
 import type { View } from "./feed";
 
 export interface Request {
@@ -64,7 +64,7 @@ export function byClass(requests: Request[]): string {
 }
 
 export function inOrder(counts: [string, number][]): string {
-  return counts.sort((a, b) => b[1] - a[1]).map(([name, n]) => `${name} ${n.toLocaleString("en-US")}`).join(", ");
+  return counts.sort((a, b) => b[1] - a[1]).map(([name, n]) => `${name} ${whole(n)}`).join(", ");
 }
 
 /** How long it is until a request's next deadline. A next token that is overdue can be made up for: it is behind its pace. */

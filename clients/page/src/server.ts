@@ -1,7 +1,7 @@
 /** What one server does now. */
 import { Chart } from "./charts";
 import { showClasses } from "./classes";
-import { byId, type Cell, duration, inTurn, lines, percent, table } from "./dom";
+import { byId, type Cell, duration, inTurn, lines, percent, table, whole } from "./dom";
 import type { View } from "./feed";
 import { Lanes } from "./lanes";
 import { Load } from "./load";
@@ -89,9 +89,9 @@ function foreseen(engines: Engine[]): string {
 }
 
 function told(view: View, engine: Engine): Cell[] {
-  const parts = [`Engine ${engine.rank}: ${engine.live.toLocaleString("en-US")} live requests, policy ${engine.policy}`];
+  const parts = [`Engine ${engine.rank}: ${whole(engine.live)} live requests, policy ${engine.policy}`];
   if (engine.plan_s !== null) parts.push(`a plan takes ${(engine.plan_s * 1e3).toFixed(1)} ms`);
-  if (engine.drawn < engine.live) parts.push(`${engine.drawn} of ${engine.live.toLocaleString("en-US")} are drawn`);
+  if (engine.drawn < engine.live) parts.push(`${engine.drawn} of ${whole(engine.live)} are drawn`);
   const found: Cell[] = [{ text: parts.join(", ") }];
   if (engine.plans_off !== null) found.push({ text: `vLLM schedules by itself, without plans: ${engine.plans_off}`, look: "held" });
   const held = said(view, ...engine.held_up);

@@ -1,5 +1,5 @@
 /** Figures that every dashboard has, each with its course over the last ten minutes. */
-import { byId, made, percent } from "./dom";
+import { byId, made, percent, whole } from "./dom";
 import type { Load } from "./load";
 
 export interface Tile {
@@ -14,7 +14,6 @@ export interface Tile {
 
 export const brief = (value: number): string =>
   value >= 1e5 ? `${(value / 1e3).toFixed(0)}k` : value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
-const whole = (value: number) => value.toLocaleString("en-US");
 
 export const SERVER: Tile[] = [
   { name: "Requests ended/s", column: "requests_per_s", said: brief },
