@@ -24,7 +24,7 @@ from sloserve.wire.headers import HeaderRules
 from sloserve.wire.in_flight import REQUESTS
 from sloserve.wire.keys import WatchedKeys
 from sloserve.wire.peers import TrustedProxies, peer_of
-from sloserve.wire.resolve import resolve_headers
+from sloserve.wire.resolve import resolve_headers, stated_slo
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -123,6 +123,18 @@ class Callers:
         if tenant is None:
             return self._rules.classes.slo(None, Targets()), None
         return resolve_headers(self._rules.held_to(tenant.slo_class), self._unstated, headers, tenant.name)
+
+    def stated_class(self, caller: Caller) -> str | None:
+        """Return the class that the headers of a request name, as its tenant may have it; ``None`` if they name none.
+
+        Args:
+            caller: Sender of the request, which is refused before its body is read.
+        """
+        tenant = caller.tenant
+        rules = self._rules if tenant is None else self._rules.held_to(tenant.slo_class)
+        name = None if tenant is None else tenant.name
+        slo = stated_slo(rules, caller.rules, caller.scope["headers"], name)
+        return None if slo is None else slo.slo_class.name
 
     def _rules_for(self, scope: Scope) -> HeaderRules:
         """Return the rules for headers of a request without a key, and warn of a tenant that does not count."""

@@ -34,7 +34,7 @@ from sloserve.core.errors import BodyTooLarge, Rejected, SloServeError
 from sloserve.engine.metrics.tenant_page import TenantPage
 from sloserve.engine.recording.events import BODY_TOO_LARGE, TENANT_LIMIT
 from sloserve.scheduler.settings import ADMIN_KEY, PluginSettings, plugin_settings
-from sloserve.vllm_plugin.server.front_end_of import api_processes, live_settings_of, record_refusal
+from sloserve.vllm_plugin.server.front_end_of import api_processes, count_unread, live_settings_of
 from sloserve.vllm_plugin.server.stated import warn_operator
 from sloserve.wire import context, errors
 from sloserve.wire.asgi import first, refuse_error, report_slo, route_path, unsent
@@ -155,8 +155,9 @@ class SLOMiddleware:
             passing.ended()
             http.answer_ends(begun=passing.is_answering)
         if passing.too_large is not None:
-            record_refusal(engine, BODY_TOO_LARGE, passing.http.headers.tenant)
-            most_bytes = self._rules_of(engine)[0].most_bytes
+            limits, callers = self._rules_of(engine)
+            most_bytes = limits.most_bytes
+            count_unread(engine, BODY_TOO_LARGE, passing.http.headers.tenant, callers.stated_class(caller))
             warn_operator(f"clients send more than the {most_bytes} bytes of max_body_bytes, and get 413")
             await passing.refuse(passing.too_large)
 
@@ -215,13 +216,14 @@ class SLOMiddleware:
 
         Raises: Unauthorized, Forbidden, QueueFull, RateLimited.
         """
-        caller = self._rules_of(engine)[1].caller(scope)
+        callers = self._rules_of(engine)[1]
+        caller = callers.caller(scope)
         tenant = caller.tenant
         if tenant is not None and scope.get("method") != "GET":
             try:
                 use = self._limits.admit(tenant, held)
             except Rejected:
-                record_refusal(engine, TENANT_LIMIT, tenant.name)
+                count_unread(engine, TENANT_LIMIT, tenant.name, callers.stated_class(caller))
                 raise
             held.callback(context.request_use.reset, context.request_use.set(use))
         held.callback(context.key_tenant.reset, context.key_tenant.set(tenant))

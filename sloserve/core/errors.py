@@ -121,12 +121,20 @@ class Rejected(SloServeError):
 
 
 class QueueFull(Rejected):
-    """The queue is at its cap; says in how many whole seconds a place should be free, and in which class's queue."""
+    """The queue is at its cap; says in how many whole seconds a place should be free, and in which class's queue.
 
-    def __init__(self, message: str, retry_after_s: int, slo_class: str) -> None:
+    Args:
+        message: Words for the client.
+        retry_after_s: Whole seconds after which a place should be free.
+        slo_class: Name of the class with the full queue; empty where no class has a queue of its own.
+        of_tenant: Whether the tenant itself has taken all places that it may have, while others find some.
+    """
+
+    def __init__(self, message: str, retry_after_s: int, slo_class: str, *, of_tenant: bool = False) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.slo_class = slo_class
+        self.of_tenant = of_tenant
 
 
 class RateLimited(Rejected):

@@ -163,6 +163,24 @@ def resolve_headers(
         return rules.classes.slo(None, Targets()), None
 
 
+def stated_slo(
+    rules: Rules, header_rules: HeaderRules, headers: Iterable[tuple[bytes, bytes]], tenant: str | None = None
+) -> SLO | None:
+    """Return a request's SLO if its headers name its class, for a request that is refused before its body is read.
+
+    The result is ``None`` where they name none, since the body may, and where they cannot be read. The arguments are
+    as of :func:`resolve_headers`.
+    """
+    try:
+        fields = read_headers(headers, header_rules)
+        fields.tenant = tenant or fields.tenant
+        if CLASS not in fields.fields and _class_of_router(rules, fields) is None:
+            return None
+        return resolve(rules, None, fields, BodyFields()).slo
+    except InvalidRequest:
+        return None
+
+
 def classify_by(rules: Rules, header_rules: HeaderRules) -> Classify:
     """Return a function that reads a request's SLO and tenant by its headers alone, from any peer."""
     return lambda headers, peer: resolve_headers(rules, header_rules, headers)

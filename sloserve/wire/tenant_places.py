@@ -41,7 +41,7 @@ class TenantPlaces:
         """Take one place for the tenant, which may have ``most``, or any number for ``None``. Raises: QueueFull."""
         if most is not None and self._of_tenant[tenant] + self._elsewhere(tenant) >= most:
             text = f"{most} of {most} {self._what} of yours are in progress; wait until one of them ends"
-            raise QueueFull(text, SOON_S, "")
+            raise QueueFull(text, SOON_S, "", of_tenant=True)
         if len(self) >= self._most:
             raise QueueFull(
                 f"all {self._most} {self._what} of this gateway are in progress; retry in {SOON_S} s", SOON_S, ""

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,8 +53,12 @@ def test_requests_in_progress_count_in_all_processes(processes: Processes) -> No
         for limits in (one, two, three, three):
             limits.admit(LIMITED, held)
         for limits in processes.limits:
-            with ExitStack() as refused, pytest.raises(QueueFull, match="4 of 4 requests of yours are in progress"):
+            with (
+                ExitStack() as refused,
+                pytest.raises(QueueFull, match="4 of 4 requests of yours are in progress") as full,
+            ):
                 limits.admit(LIMITED, refused)
+            assert full.value.of_tenant
             limits.admit(OTHER, held)
     with ExitStack() as held:
         two.admit(LIMITED, held)
@@ -150,3 +155,24 @@ def test_a_client_reads_its_limits_and_when_to_come_again(site: Site) -> None:
     assert [site.ask(path, key="k", method="GET").status_code for path in ("/v1/models", "/metrics/")] == [200, 200]
     site.clock.advance_to(site.clock.now_s() + 30.0)
     assert site.ask(key="k").status_code == 200
+
+
+def test_what_a_tenant_s_limit_refuses_unread_is_counted_by_the_class_that_its_headers_name(tmp_path: Path) -> None:
+    """Such refusals were in recordings alone, and no metric had them."""
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f"""
+tenants:
+  a: {{keys: ['{hash_of("k")}'], class: interactive, quota: {{requests_per_minute: 1}}}}
+""")
+    site, counted = Site({"keys": str(keys), "max_body_bytes": 1000}), Mock()
+    counted.live = None
+    site.app.state.engine_client.sloserve_front_end = counted
+    assert site.ask(key="k").status_code == 200
+    for asked in ([("x-slo-class", "batch")], [("x-slo-class", "priority")], [], [("x-slo-class", "nosuch")]):
+        assert site.ask(key="k", headers=asked).status_code == 429
+    site.clock.advance_to(site.clock.now_s() + 60.0)
+    assert site.ask(key="k", headers=[("x-slo-class", "batch")], content=b"x" * 1001).status_code == 413
+    limited, too_large = ("tenant-limit", "a"), ("body-too-large", "a")
+    assert [call.args for call in counted.count_unread.call_args_list] == [
+        (*limited, "batch"), (*limited, "interactive"), (*limited, None), (*limited, None), (*too_large, "batch"),
+    ]  # fmt: skip

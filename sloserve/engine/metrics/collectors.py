@@ -35,6 +35,7 @@ from sloserve.engine.metrics.process_page import Boards, tenant_key, tenant_wind
 from sloserve.engine.metrics.task_metrics import OpenTasksGauge, TaskMetrics
 from sloserve.engine.metrics.task_page import TaskPages
 from sloserve.engine.metrics.tenant_figures import named_tenants
+from sloserve.engine.recording.events import BODY_TOO_LARGE, TENANT_LIMIT
 from sloserve.scheduler.settings import PluginSettings
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ INVALID_REQUEST: Final = "invalid-request"
 SHUTTING_DOWN: Final = "shutting-down"
 REASONS: Final = (
     "rejected-saturated", "rejected-slo-unattainable", "rejected-promise", "rejected-ttl-expired", "evicted-priority",
-    INVALID_REQUEST, SHUTTING_DOWN,
+    INVALID_REQUEST, SHUTTING_DOWN, TENANT_LIMIT, BODY_TOO_LARGE,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import sloserve
 from sloserve.core.clock import Clock
-from sloserve.core.errors import BodyTooLarge, ConfigError, RateLimited, ShuttingDown, SloServeError
+from sloserve.core.errors import BodyTooLarge, ConfigError, QueueFull, RateLimited, ShuttingDown, SloServeError
 from sloserve.core.slo import SLO
 from sloserve.engine.recording.events import (
     BODY_TOO_LARGE,
@@ -48,6 +48,8 @@ _UNQUEUED: Final[Mapping[type[SloServeError], str]] = {
 
 def reason_of(error: SloServeError) -> str:
     """Return why ``error`` refuses a request, as one of :data:`~sloserve.engine.recording.events.REFUSALS`."""
+    if isinstance(error, QueueFull) and error.of_tenant:
+        return TENANT_LIMIT
     return errors.reason(error) or _UNQUEUED.get(type(error), INVALID)
 
 

@@ -188,7 +188,8 @@ class RequestAccounting:
         request, slo = self._request, self._request.slo
         now_s = self._parts.clock.monotonic_s()
         self._parts.attained.left(self)
-        self._parts.attained.ended(slo, outcome, self._measured, now_s, streamed=request.streamed)
+        judged = self._parts.attained.ended(slo, outcome, self._measured, now_s, streamed=request.streamed)
+        self._parts.metrics.judged(request.model, judged)
         slo = replace(slo, targets=self._seen_targets)
         age_s = now_s - request.arrival_s
         was_late = outcome is Outcome.ABORTED and is_late(slo.targets, age_s, begun=self._answer.begun)

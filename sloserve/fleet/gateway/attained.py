@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ from sloserve.core.attainment_window import MAX_REQUESTS, AttainmentWindow, not_
 from sloserve.core.finished import Latency
 from sloserve.core.outcome import Outcome
 from sloserve.core.served import ServedRequest
-from sloserve.core.slo import SLO
+from sloserve.core.slo import SLO, Targets
 from sloserve.core.stamps import Stamps
 
 
@@ -54,8 +55,10 @@ class Attained:
         """Follow a request no more; :meth:`ended` records how it fared."""
         self._open.pop(request, None)
 
-    def ended(self, slo: SLO, outcome: Outcome, latency: Latency | None, now_s: float, *, streamed: bool) -> None:
-        """Record a request that ended now.
+    def ended(
+        self, slo: SLO, outcome: Outcome, latency: Latency | None, now_s: float, *, streamed: bool
+    ) -> ServedRequest:
+        """Record a request that ended now; return it as it is judged.
 
         Args:
             slo: Targets of the request.
@@ -65,10 +68,11 @@ class Attained:
             streamed: Whether the output was streamed. Of an output in one piece only the end is seen here, and only the
                 target for the end counts; without such a target it counts as a request without targets.
         """
-        met = ServedRequest(slo, outcome, latency=latency).met
         if not streamed:
-            met = {name: was_met for name, was_met in met.items() if name == "e2e"}
-        self._windows[slo.slo_class.name].record(met, outcome, now_s)
+            slo = replace(slo, targets=Targets(e2e_s=slo.targets.e2e_s))
+        served = ServedRequest(slo, outcome, latency=latency)
+        self._windows[slo.slo_class.name].record(served.met, outcome, now_s)
+        return served
 
     def ratios(self, now_s: float) -> dict[str, dict[str, float]]:
         """Return what :func:`~sloserve.core.attainment_window.ratios` gives for each class."""

@@ -11,6 +11,9 @@ from typing import Final
 
 from sloserve.core.errors import BadBody, Evicted, InvalidRequest, Rejected, SloServeError, UnknownModel
 from sloserve.core.outcome import REFUSED, Outcome
+from sloserve.core.slo import SLO
+from sloserve.core.tenants import NONE
+from sloserve.engine.recording.events import TENANT_LIMIT
 from sloserve.engine.recording.front_end import reason_of
 from sloserve.fleet.client_routes import AUDIO, GENERATING
 from sloserve.fleet.gateway.accounting import RequestAccounting
@@ -30,6 +33,7 @@ from sloserve.wire.client import WhileClientWaits
 from sloserve.wire.headers import REQUEST_ID
 from sloserve.wire.opening import OpenedRequest
 from sloserve.wire.rate_limits import RequestUse
+from sloserve.wire.resolve import stated_slo
 
 _REQUEST_ID: Final = REQUEST_ID.encode()
 
@@ -40,7 +44,7 @@ class ForwardedRequest:
     def __init__(self, parts: GatewayState, tenant: Tenant, opened: OpenedRequest) -> None:
         self._parts, self._tenant, self._opened = parts, tenant, opened
         self._arrival_s = parts.clock.monotonic_s()
-        self._counted_as = NO_MODEL, ""
+        self._counted_as = NO_MODEL, NONE
         self.answer = PassedResponse(opened.at_once, opened.scope["path"])
         self._use: RequestUse | None = None
         self._request: GatewayRequest | None = None
@@ -59,11 +63,11 @@ class ForwardedRequest:
                     outcome = await self._serve(request, choice, place, client)
         except (InvalidRequest, BadBody, UnknownModel, Rejected) as error:
             outcome = Outcome.REJECTED if isinstance(error, Rejected) else Outcome.INVALID
-            self._record_refusal(error)
+            self._count_refusal(error)
             raise
         except Evicted as error:
             outcome = Outcome.EVICTED
-            self._record_refusal(error)
+            self._count_refusal(error)
             raise
         except (ClientLeft, asyncio.CancelledError):
             outcome = Outcome.ABORTED
@@ -78,6 +82,30 @@ class ForwardedRequest:
             is_refused_by_engine = outcome in REFUSED and self.answer.begun
             if choice is not None and not is_refused_by_engine:  # the client's fault says nothing about the choice
                 choice.ended(has_left=outcome is Outcome.ABORTED)
+
+    def _count_refusal(self, error: SloServeError) -> None:
+        """Count why the request is refused, by the class that its headers name if its body was not read.
+
+        Such a request counts in the attainment of its class if the gateway is full: its targets are missed like those
+        of a request that is refused later. A tenant that exceeds a limit of its own misses none.
+        """
+        parts, reason = self._parts, reason_of(error)
+        slo = self._stated_slo() if self._request is None else self._request.slo
+        name = NONE if slo is None else slo.slo_class.name
+        if self._booking is None:
+            self._counted_as = NO_MODEL, name
+        parts.metrics.rejected(self._counted_as[0], name, reason)
+        is_full = isinstance(error, Rejected) and reason != TENANT_LIMIT
+        if slo is not None and self._request is None and is_full:
+            judged = parts.attained.ended(slo, Outcome.REJECTED, None, parts.clock.monotonic_s(), streamed=True)
+            parts.metrics.judged(NO_MODEL, judged)
+        self._record_refusal(error)
+
+    def _stated_slo(self) -> SLO | None:
+        """Return the SLO of a request with an unread body; ``None`` if its headers name no class."""
+        reader, tenant = self._parts.reader, self._tenant
+        headers = self._opened.scope["headers"]
+        return stated_slo(reader.rules_of(tenant), reader.header_rules, headers, tenant.name)
 
     def _record_refusal(self, error: SloServeError) -> None:
         """Record that the request is refused, if the settings ask for recordings."""

@@ -64,9 +64,8 @@ class RequestPlaces:
                 "",
             )
         if (used := self._bytes[tenant]) + size > most:
-            raise QueueFull(
-                f"your waiting requests have {used} of {most} bytes; wait until one of them has a response", SOON_S, ""
-            )
+            text = f"your waiting requests have {used} of {most} bytes; wait until one of them has a response"
+            raise QueueFull(text, SOON_S, "", of_tenant=True)
         self._bytes[tenant] += size
 
     def give(self, tenant: str, size: int) -> None:

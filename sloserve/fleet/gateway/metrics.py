@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from sloserve.core.outcome import Outcome
 from sloserve.core.promises import PROMISES_KEPT
+from sloserve.core.served import ServedRequest
 from sloserve.core.tenants import OTHER
 from sloserve.engine.recording.events import UNKNOWN_MODEL
 from sloserve.wire.rate_limits import TenantUse
@@ -39,6 +40,30 @@ class GatewayMetrics:
             "sloserve:gateway_requests_total",
             "Requests that ended, by model, class and outcome.",
             ["model", "class", "outcome"],
+            registry=self.registry,
+        )
+        self._rejected = prometheus_client.Counter(
+            "sloserve:gateway_rejected_requests_total",
+            "Requests that the gateway refused or gave up, by model, class and reason.",
+            ["model", "class", "reason"],
+            registry=self.registry,
+        )
+        self._slo_requests = prometheus_client.Counter(
+            "sloserve:gateway_slo_requests_total",
+            "Requests that ended and had at least one target that is judged here, by model and class.",
+            ["model", "class"],
+            registry=self.registry,
+        )
+        self._goodput_requests = prometheus_client.Counter(
+            "sloserve:gateway_goodput_requests_total",
+            "Requests that met every target they had, by model and class.",
+            ["model", "class"],
+            registry=self.registry,
+        )
+        self._violations = prometheus_client.Counter(
+            "sloserve:gateway_slo_violations_total",
+            "Requests that missed this target, by class; an incomplete request misses all its targets.",
+            ["class", "type"],
             registry=self.registry,
         )
         self._retries = prometheus_client.Counter(
@@ -129,6 +154,32 @@ class GatewayMetrics:
 
     def ended(self, model: str, slo_class: str, outcome: Outcome) -> None:
         self._child(self._requests, model, slo_class, outcome.value).inc()
+
+    def judged(self, model: str, served: ServedRequest) -> None:
+        """Count which targets a request met that ended; a request without targets counts nothing.
+
+        Args:
+            model: Model of the request, or :data:`NO_MODEL`.
+            served: The request, with the targets that are judged here.
+        """
+        if served.good is None:
+            return
+        slo_class = served.slo.slo_class.name
+        self._child(self._slo_requests, model, slo_class).inc()
+        # Both begin together: a class that has met no target yet would otherwise have no share of good requests.
+        self._child(self._goodput_requests, model, slo_class).inc(float(served.good))
+        for target, was_met in served.met.items():
+            self._child(self._violations, slo_class, target).inc(float(not was_met))
+
+    def rejected(self, model: str, slo_class: str, reason: str) -> None:
+        """Count a request that was refused or given up.
+
+        Args:
+            model: Model of the request, or :data:`NO_MODEL`.
+            slo_class: Name of its class, or ``none`` if its body was not read and its headers name no class.
+            reason: One of :data:`~sloserve.engine.recording.events.REFUSALS`.
+        """
+        self._child(self._rejected, model, slo_class, reason).inc()
 
     def promise_ended(self, model: str, slo_class: str, level: float, outcome: str) -> None:
         """Count the promise of a request that ended.

@@ -256,6 +256,19 @@ class FrontEnd:
         self._metrics.rejected(None, collectors.INVALID_REQUEST)
         self.record_refusal(INVALID)
 
+    def count_unread(self, reason: str, tenant: str | None, slo_class: str | None) -> None:
+        """Count a request that is refused before its body is read, and record it if refusals are recorded.
+
+        It counts in no attainment: its tenant has exceeded a limit of its own, or the client has made a mistake.
+
+        Args:
+            reason: One of :data:`~sloserve.engine.recording.events.REFUSALS`.
+            tenant: Tenant of the request; ``None`` for the tenant that the present request states.
+            slo_class: Class that its headers name; ``None`` if they name none, which counts as ``none``.
+        """
+        self._metrics.rejected(slo_class, reason)
+        self.record_refusal(reason, tenant)
+
     def record_refusal(self, reason: str, tenant: str | None = None) -> None:
         """Record a request that is refused before its SLO is known, if refusals are recorded.
 

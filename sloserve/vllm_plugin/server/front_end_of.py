@@ -63,17 +63,18 @@ def count_stopped(engine: Any) -> None:
         front_end.count_stopped()
 
 
-def record_refusal(engine: Any, reason: str, tenant: str | None = None) -> None:
-    """Record a request that is refused before its SLO is read, if the engine client's server records.
+def count_unread(engine: Any, reason: str, tenant: str | None, slo_class: str | None) -> None:
+    """Count a request that is refused before its body is read.
 
     Args:
         engine: The engine client.
         reason: One of :data:`~sloserve.engine.recording.events.REFUSALS`.
         tenant: Tenant of the request; ``None`` for the tenant that the present request states.
+        slo_class: Class that its headers name; ``None`` if they name none.
     """
     front_end = front_end_of(engine)
     if front_end is not None:
-        front_end.record_refusal(reason, tenant)
+        front_end.count_unread(reason, tenant, slo_class)
 
 
 def on_stop(engine: Any, call: Callable[[], None]) -> None:

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import msgspec
 import pytest
 
+from sloserve.core.errors import QueueFull, RateLimited
 from sloserve.core.spans import Phase
 from sloserve.engine.recording.events import EXPIRED, FRONT_END, INVALID, RefusedRequest, SegmentHead
 from sloserve.engine.recording.segments import read_segment
@@ -134,8 +136,79 @@ def test_a_client_s_mistake_is_no_miss_of_the_fleet(tmp_path: Path) -> None:
             assert to.attained("interactive") == [0.0, 2]
             ended = 'sloserve:gateway_requests_total{class="interactive",model="chat",outcome="%s"}'
             assert [await to.metric(ended % one) for one in ("invalid", "rejected")] == [3, 2]
-            unread = f'sloserve:gateway_requests_total{{class="",model="{NO_MODEL}",outcome="invalid"}}'
+            unread = f'sloserve:gateway_requests_total{{class="none",model="{NO_MODEL}",outcome="invalid"}}'
             assert await to.metric(unread) == 1
+            found = [await to.metric(f"sloserve:gateway_{name}_requests_total{{") for name in ("slo", "goodput")]
+            assert found == [2, 0], "the counters say what the attainment says"
+
+    run(test)
+
+
+def test_goodput_is_counted_by_model_and_class_and_violations_by_target(tmp_path: Path) -> None:
+    """A gateway had its attainment as a gauge alone, from which no burn rate over hours can be computed."""
+
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            in_time, late = {"x-slo-e2e-ms": "60000"}, {"x-slo-e2e-ms": "0.001", "x-slo-class": "batch"}
+            assert (await to.complete("a", headers=in_time)).status_code == 200
+            assert (await to.complete("a")).status_code == 200  # its target of a first token is not seen
+            assert (await to.complete("a", headers=late)).status_code == 200
+            await until(lambda: not to.served.gateway.parts.places.requests)
+            counts = [
+                [await to.metric(f'sloserve:gateway_{name}_requests_total{{class="{of}",model="chat"}}') for of in both]
+                for name in ("slo", "goodput")
+                for both in [("interactive", "batch")]
+            ]
+            assert counts == [[1, 1], [1, 0]]
+            page = (await to.http.get("/metrics")).text
+            assert 'sloserve:gateway_goodput_requests_total{class="batch",model="chat"} 0.0' in page, (
+                "there from the start"
+            )
+            missed = 'sloserve:gateway_slo_violations_total{class="%s",type="e2e"}'
+            assert [await to.metric(missed % of) for of in ("interactive", "batch")] == [0, 1]
+
+    run(test)
+
+
+def test_what_a_full_gateway_refuses_unread_counts_in_the_class_that_its_headers_name(tmp_path: Path) -> None:
+    """It counted in no class, so that a gateway without places looked as if all classes were in time."""
+
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            parts = to.served.gateway.parts
+            parts.places.set_limits(0, 1 << 20)
+            batch = {"x-slo-class": "batch", "x-slo-e2e-ms": "5000"}
+            asked: tuple[dict[str, str], ...] = (batch, {}, {"x-slo-class": "nosuch"}, {"x-slo-e2e-ms": "5000"})
+            for headers in asked:
+                assert (await to.complete("abc", headers=headers)).status_code == 429
+            assert to.attained("batch") == [0.0, 1] and to.attained("interactive") == [None, 0]
+            refused = f'sloserve:gateway_rejected_requests_total{{class="%s",model="{NO_MODEL}",reason="%s"}}'
+            assert await to.metric(refused % ("batch", "rejected-saturated")) == 1
+            assert await to.metric(refused % ("none", "rejected-saturated")) == 3
+            ended = f'sloserve:gateway_requests_total{{class="%s",model="{NO_MODEL}",outcome="rejected"}}'
+            assert [await to.metric(ended % of) for of in ("batch", "none")] == [1, 3]
+            assert await to.metric(f'sloserve:gateway_slo_requests_total{{class="batch",model="{NO_MODEL}"}}') == 1
+
+    run(test)
+
+
+def test_a_tenant_beyond_a_limit_of_its_own_is_counted_and_misses_no_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with line(tmp_path) as to:
+            parts = to.served.gateway.parts
+            limited = RateLimited("2 of 2 requests per minute are used; retry in 30 s", 30, ())
+            full = QueueFull("1 of 1 requests of yours are in progress", 1, "", of_tenant=True)
+            for error in (limited, full):
+                monkeypatch.setattr(parts.rates, "admit", Mock(side_effect=error))
+                batch = {"x-slo-class": "batch", "x-slo-e2e-ms": "5000"}
+                assert (await to.complete("abc", headers=batch)).status_code == 429
+            assert to.attained("batch") == [None, 0]
+            refused = (
+                f'sloserve:gateway_rejected_requests_total{{class="batch",model="{NO_MODEL}",reason="tenant-limit"}}'
+            )
+            assert await to.metric(refused) == 2
 
     run(test)
 

@@ -16,7 +16,6 @@ from sloserve.engine.recording.events import (
     ABORTED,
     ABORTED_OR_STOP_STRING,
     BY_VLLM,
-    EXPIRED,
     FORMAT,
     FRONT_END,
     INVALID,
@@ -25,9 +24,7 @@ from sloserve.engine.recording.events import (
     STOP_STRING,
     STOPPING,
     TENANT_LIMIT,
-    UNATTAINABLE,
     UNKNOWN_MODEL,
-    UNPROMISED,
     Event,
     Lost,
     RefusedRequest,
@@ -127,8 +124,9 @@ def test_refusals_before_an_slo_is_read_are_recorded(
     metrics: Metrics, tmp_path: Path, started: run.RecordedRun
 ) -> None:
     server = full(tmp_path)
-    server.front_end.record_refusal(TENANT_LIMIT, "acme")
+    server.front_end.count_unread(TENANT_LIMIT, "acme", "batch")
     server.front_end.count_stopped()
+    assert metrics.reasons == [TENANT_LIMIT, STOPPING]
     server.front_end.close()
     found = recording(tmp_path, started).refused
     assert [(one.reason, one.tenant) for one in found] == [(TENANT_LIMIT, started.salt.name("acme")), (STOPPING, 0)]
@@ -219,9 +217,10 @@ def test_a_child_keeps_the_run_of_its_starter_and_another_server_begins_its_own(
 
 
 def test_reasons_are_the_words_of_the_metrics() -> None:
-    assert {INVALID, STOPPING, SATURATED, UNATTAINABLE, UNPROMISED, EXPIRED} == set(REASONS) & set(REFUSALS)
+    assert set(REFUSALS) - set(REASONS) == {BY_VLLM}, "which counts as other"
     assert {errors.REASON[kind] for kind in errors.REASON} <= set(REFUSALS)
     assert reason_of(QueueFull("full", 1, "batch")) == SATURATED and reason_of(ShuttingDown("stops", 1)) == STOPPING
+    assert reason_of(QueueFull("yours", 1, "", of_tenant=True)) == TENANT_LIMIT
     assert reason_of(RateLimited("limit", 1, ())) == TENANT_LIMIT and reason_of(BadBody("no JSON")) == INVALID
 
 
