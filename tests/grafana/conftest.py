@@ -12,12 +12,13 @@ from sloserve.core.predicted import Predicted, Quantiles
 from sloserve.core.promises import Promised
 from sloserve.core.served import ServedRequest
 from sloserve.core.slo import DEFAULT_CLASSES, Targets
-from sloserve.engine.metrics.class_metrics import attainment_gauge
+from sloserve.engine.metrics.class_metrics import OUTCOMES, attainment_gauge
 from sloserve.engine.metrics.collectors import FrontEndMetrics
 from sloserve.engine.metrics.engine_page import Layout, PageWriter, find_pages
 from sloserve.engine.metrics.process_page import Board, Boards
 from sloserve.engine.metrics.task_metrics import OpenTasksGauge
 from sloserve.engine.metrics.task_page import TaskPage, TaskPages
+from sloserve.engine.recording.events import REFUSALS
 from sloserve.fleet.contract.plan_in_force import PlanInForce, ReplayedNeed
 from sloserve.fleet.gateway.metrics import GatewayMetrics, held_gauge, tenant_counters
 from sloserve.fleet.planning.plan_metrics import PlanCollector
@@ -52,6 +53,7 @@ def metrics_text(tmp_path_factory: pytest.TempPathFactory) -> str:
         registry=registry,
         open_tasks=OpenTasksGauge(DEFAULT_CLASSES.names, TaskPages(TaskPage(1), ManualClock()), 1.0, ManualClock()),
     )
+    metrics.rejected("interactive", "of another version")
     metrics.tasks.task_started(0, "acme")
     metrics.tasks.task_late(0, "acme")
     slo = DEFAULT_CLASSES.slo(None, Targets(ttft_s=1.0))
@@ -87,9 +89,19 @@ def gateway_text() -> str:
 
 
 def gateway_scrape() -> str:
-    """Return a scrape of a gateway that has served, held, retried and promised, and of its fleet's file."""
+    """Return a scrape of a gateway that has done all that a gateway counts, and of its fleet's file."""
     metrics = GatewayMetrics()
-    metrics.ended("chat", "interactive", Outcome.COMPLETED)
+    for outcome in OUTCOMES:
+        metrics.ended("chat", "interactive", outcome)
+    slo = DEFAULT_CLASSES.slo("interactive", Targets(ttft_s=1.0, e2e_s=0.5))
+    metrics.judged("chat", ServedRequest(slo, Outcome.COMPLETED, latency=Latency(0.1, 0.1, 1.0)))
+    for reason in REFUSALS:
+        metrics.rejected("unknown", "none", reason)
+    metrics.promise_refused("chat", "interactive", "late")
+    metrics.chose("chat", "fits", "code")
+    metrics.completed("chat", 1.0)
+    metrics.settled("greedy", 1.0)
+    metrics.logged(is_written=True)
     metrics.sent(0.001, "interactive", 0.1)
     metrics.first_byte("chat", "interactive", 0.2)
     metrics.retried("full")
