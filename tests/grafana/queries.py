@@ -1,7 +1,7 @@
 """Whether a dashboard's queries are PromQL, and ask for metrics and labels that a scrape has.
 
 What a scrape cannot show is not checked: values of labels that the dashboard's variables fill in, and what Prometheus
-adds to every series (``instance``, ``job``).
+or its operator adds to every series (``instance``, ``job``, ``namespace``).
 """
 
 import re
@@ -11,12 +11,12 @@ from typing import Any
 import promql_parser as promql
 from prometheus_client.parser import text_string_to_metric_families
 
-TARGET_LABELS = frozenset({"instance", "job"})
+TARGET_LABELS = frozenset({"instance", "job", "namespace"})
 BUILT_IN = {"__rate_interval": "5m", "__interval": "15s", "__range": "1h", "__all": "all"}
 SUFFIXES = {
     "counter": ("_total",),
     "histogram": ("_bucket", "_sum", "_count"),
-    "summary": ("", "_sum", "_count"),
+    "summary": ("_sum", "_count"),
 }
 OF_PROMETHEUS: "Scrape" = {
     "up": {"job": set(), "instance": set()},
@@ -117,12 +117,27 @@ def _labels_of(expr: Any, scrape: Scrape, problems: list[str]) -> set[str] | Non
             return vectors[0] if vectors else set()
         case promql.BinaryExpr():
             sides = [_labels_of(side, scrape, problems) for side in (expr.lhs, expr.rhs)]
+            _check_matching(expr, sides, problems)
             vectors = [labels for labels in sides if labels != set()]
             return vectors[0] if vectors else set()
         case promql.ParenExpr() | promql.UnaryExpr() | promql.SubqueryExpr():
             return _labels_of(expr.expr, scrape, problems)
         case _:
             return set()  # a number or a text
+
+
+def _check_matching(expr: Any, sides: list[set[str] | None], problems: list[str]) -> None:
+    """Check that both sides of an operator have the labels by which their series are matched."""
+    left, right = sides
+    matching = None if expr.modifier is None else expr.modifier.matching
+    if left is None or right is None:
+        return
+    if matching is None:
+        if left and right and left != right and str(expr.op) != "or":
+            problems.append(f"{expr.op} matches no series, since only one side has {', '.join(sorted(left ^ right))}")
+    elif matching.type == promql.LabelModifierType.Include:
+        lacking = set(matching.labels) - (left & right)
+        problems += [f"{expr.op} on {name}, which one side lacks" for name in sorted(lacking)]
 
 
 def _selected(selector: Any, scrape: Scrape, problems: list[str]) -> set[str] | None:
@@ -135,7 +150,11 @@ def _selected(selector: Any, scrape: Scrape, problems: list[str]) -> set[str] | 
     for matcher in selector.matchers.matchers:
         if matcher.name not in labels and matcher.name not in TARGET_LABELS:
             problems.append(f"{selector.name} has no label {matcher.name}")
-        elif matcher.op == promql.MatchOp.Equal and "$" not in matcher.value and matcher.name in labels:
-            if matcher.value not in labels[matcher.name]:
-                problems.append(f"{selector.name} has no {matcher.name}={matcher.value!r}")
-    return labels.keys() | TARGET_LABELS
+        elif "$" not in matcher.value and labels.get(matcher.name):
+            is_text = matcher.op in (promql.MatchOp.Equal, promql.MatchOp.NotEqual)
+            for wanted in [re.escape(matcher.value)] if is_text else matcher.value.split("|"):
+                if not any(re.fullmatch(wanted, value) for value in labels[matcher.name]):
+                    said = matcher.value if is_text else wanted
+                    problems.append(f"{selector.name} has no {matcher.name}={said!r}")
+    is_recorded = selector.name.count(":") == 2  # of level:metric:operations; its rule has said which labels it keeps
+    return set(labels) if is_recorded else labels.keys() | TARGET_LABELS

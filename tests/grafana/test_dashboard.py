@@ -18,7 +18,7 @@ GRID_COLUMNS = 24
 @pytest.mark.slow
 def test_every_query_can_be_answered(metrics_text: str, fleet_text: str, gateway_text: str) -> None:
     assert check_dashboard(DASHBOARD, metrics_text + fleet_text + gateway_text) == []
-    scrape = read_scrape(metrics_text)
+    scrape = read_scrape(metrics_text + fleet_text + gateway_text)
     assert [name for name, labels in scrape.items() if labels is None] == [], "metrics without a sample: not checked"
 
 
@@ -60,7 +60,8 @@ def test_every_metric_of_ours_is_in_the_docs(metrics_text: str) -> None:
 def _dashboard(expr: str, legend: str = "") -> dict[str, Any]:
     panel = {"title": "p", "targets": [{"expr": expr, "legendFormat": legend}]}
     row = {"title": "r", "panels": [panel]}
-    return {"panels": [row], "templating": {"list": [{"name": "instance", "type": "custom"}]}}
+    named = [{"name": name, "type": "custom"} for name in ("instance", "class")]
+    return {"panels": [row], "templating": {"list": named}}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,14 @@ def _dashboard(expr: str, legend: str = "") -> dict[str, Any]:
         ("sum by (class) (m_total)", "{{job}}", "the legend's label job is not in the result"),
         ("histogram_quantile(0.9, sum by (class) (rate(h_bucket[5m])))", "", "histogram_quantile of series without le"),
         ('m_total{instance=~"$instances"}', "", "variable $instances is not defined"),
+        ('m_total{class=~"a|c"}', "", "m_total has no class='c'"),
+        ('m_total{class!="c"}', "", "m_total has no class='c'"),
+        (
+            "sum by (class) (m_total) / sum by (class, le) (h_bucket)",
+            "",
+            "/ matches no series, since only one side has le",
+        ),
+        ("m_total and on (class, le) h_count", "", "and on le, which one side lacks"),
         ("1 + sum without (class) (m_total)", "{{class}}", "the legend's label class is not in the result"),
     ],
 )
@@ -92,6 +101,11 @@ def test_a_query_that_cannot_be_answered_is_found(expr: str, legend: str, proble
         ('(m_total{instance=~"$instance", class="a"} / on (class) h_count) > 0', "{{class}} {{instance}}"),
         ("histogram_quantile(0.9, rate(h_bucket[5m]))", "{{class}} {{job}}"),
         ("max_over_time(not_yet[5m:1m])", "{{anything}}"),
+        (
+            'sum by (class) (m_total{class=~"a|$class"}) / on (class) group_left () sum by (class) (h_count) > 0',
+            "{{class}}",
+        ),
+        ("sum by (class, le) (h_bucket) or sum by (class) (m_total)", "{{class}}"),
     ],
 )
 def test_a_query_that_can_be_answered_is_not_complained_of(expr: str, legend: str) -> None:
