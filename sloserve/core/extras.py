@@ -34,8 +34,8 @@ EXTRA = {
 
 
 def not_installed(what: str, module: str, extra: str) -> ConfigError:
-    """Return the error for ``what``, the subject of a sentence, that needs a package of ``extra``."""
-    return ConfigError(f"{what} needs {module}, which is not installed: {install_command(extra)}")
+    """Return the error for ``what``, the subject of a sentence, that needs a module of a package of ``extra``."""
+    return ConfigError(f"{what} needs {module.partition('.')[0]}, which is not installed: {install_command(extra)}")
 
 
 def install_command(extra: str | None = None) -> str:

@@ -241,7 +241,7 @@ def picker(file: PickerArgument, listen: PickerFlags, log_format: LogFlag = LogF
     except ModuleNotFoundError as error:
         from sloserve.core.extras import not_installed
 
-        raise not_installed("sloserve fleet picker", str(error.name).partition(".")[0], "picker") from None
+        raise not_installed("sloserve fleet picker", str(error.name), "picker") from None
 
     _log(log_format)
     given = {name: value for name, value in asdict(listen).items() if value is not None}

@@ -53,8 +53,12 @@ def experiment_flags(name: str) -> dict[str, Any]:
     """
     known = experiments()
     if name not in known:
-        listed = ", ".join(known) or "none, since only a checkout of sloserve brings some"
-        raise ConfigError(f"unknown experiment {name!r}; known: {listed}{did_you_mean(name, known)}")
+        if not known:
+            raise ConfigError(
+                f"unknown experiment {name!r}; known: none, since only a checkout of sloserve brings some"
+            )
+        hint = did_you_mean(name, known)
+        raise ConfigError(f"unknown experiment {name!r}{hint or ';'} `sloserve workloads --experiments` lists all")
     row = known[name]
     if row.trace is None:
         return dict(row.flags)

@@ -81,7 +81,10 @@ WRONG = {
         "this is a profile of an engine, not a trace",
     ),
     "a class without a rank": (["serve", "m", "--slo-config", "RANKLESS"], "classes.vip.rank: is missing; needed: "),
-    "an experiment in capitals": (["simulate", "--experiment", "Azure-conv"], "did you mean 'azure-conv'?"),
+    "an experiment in capitals": (
+        ["simulate", "--experiment", "Azure-conv"],
+        "unknown experiment 'Azure-conv'; did you mean 'azure-conv'? `sloserve workloads --experiments` lists all",
+    ),
     "a choice in capitals": (
         ["serve", "m", "--log-format", "JSON"],
         "'JSON' is not one of 'text', 'json'; see sloserve serve --help",
@@ -161,7 +164,7 @@ WITHOUT = {
 """The module that is not installed, the command, and the extra that has it."""
 
 ALL = {name: ("", *row) for name, row in WRONG.items()} | {
-    name: (lacks, command, f"which is not installed: pip install -e '.[{extra}]', in ")
+    name: (lacks, command, f"needs {lacks}, which is not installed: pip install -e '.[{extra}]', in ")
     for name, (lacks, command, extra) in WITHOUT.items()
 }
 
