@@ -360,6 +360,8 @@ class PlayedServer:
                 "it is ready in 4.0 s",
                 "hosts with silent agents: h100-02",
             ],
+            "causes": [None, "no instance serves it; one that switches to it is ready in 4.0 s", None],
+            "advice": [None, None, "See whether these hosts are up, and start their agents again."],
             "by_class": {
                 "interactive": {"attained": [[0.91, 788], [0.943, 1000]], "missed": 7, "state": "bad"},
                 batch: {"attained": [[None, 0], [0.994, 178]], "missed": 0, "state": "fine"},

@@ -118,7 +118,7 @@ export function inOneUnit(seconds: (number | null)[]): [string, string[]] {
   const longest_s = Math.max(0, ...seconds.map((one) => Math.abs(one ?? 0)));
   const [unit, factor]: [string, number] = longest_s > 0 && longest_s < 1 ? ["ms", 1e3] : longest_s < 1000 ? ["s", 1]
     : longest_s < 7200 ? ["min", 1 / 60] : ["h", 1 / 3600];
-  const shown = longest_s * factor, decimals = shown < 9.995 ? 2 : shown < 99.95 || unit === "s" ? 1 : 0;
+  const shown = longest_s * factor, decimals = shown < 9.995 ? 2 : shown < 99.95 || unit === "s" || unit === "min" ? 1 : 0;
   return [unit, seconds.map((one) => (one === null ? "" : (one * factor).toFixed(decimals)))];
 }
 

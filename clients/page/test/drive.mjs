@@ -252,6 +252,13 @@ const scrollsOfFleet = async () => {
   }
 };
 await scrollsOfFleet();
+// Names that have room are whole: of a group on a wide screen, of an instance and its state on a phone.
+const cut = async (width, cells) => {
+  await page.setViewportSize({ width, height: 860 });
+  await page.waitForTimeout(300);
+  return page.evaluate((cells) => [...document.querySelectorAll(cells)].filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent), cells);
+};
+found.cut = [...await cut(1920, "#groups td"), ...await cut(360, "#instances td:nth-child(-n+2)"), ...await cut(1280, "#groups td:nth-child(2)")];
 await fetch(url + "../crowd");
 found.fleetHeap = [await after("crowd", 70), await after("crowd", 140)];
 await scrollsOfFleet(); // now with names and figures as long as they come

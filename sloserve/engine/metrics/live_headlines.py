@@ -23,6 +23,13 @@ _TARGET_IN_WORDS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e", "tds": 
 _FOR_OTHERS: Final = frozenset({Why.PLAN, Why.PLAN_LATER, Why.PLAN_OTHER, Why.PLAN_ALONE})
 _GAVE_WAY: Final = "the plan gave their places to others"
 _BEFORE: Final = "they were preempted before anyone watched"
+_PACES: Final = frozenset({"tpot", "tds"})
+"""Targets of the pace of running requests, which no place in the queue would help."""
+_TOO_SLOW: Final = "Steps take too long: give the policy the option step_budget=true, or lower --max-num-seqs."
+_OVER: Final = (
+    "See Queue and Refused/s of the last ten minutes: if that load comes back, add a replica, or refuse requests early "
+    "with --admission predict."
+)
 _CROWD: Final = 10
 """Waiting requests below which no tenant is named as the one that sent most of them."""
 
@@ -133,13 +140,16 @@ def _mostly(
 def _of_ended(frames: Sequence[Frame], missed_targets: Mapping[str, int]) -> tuple[str | None, str | None]:
     """Return the target that most of the latest requests of a class missed, and what the first of the queue waits for.
 
-    The latter comes with what an operator can do about it.
+    It comes with what an operator can do about it: where the pace was missed, about the steps and not about the queue.
     """
     if not missed_targets:
         return None, None
     target, count = max(missed_targets.items(), key=lambda one: one[1])
+    missed = f"{count:,} missed {_TARGET_IN_WORDS[target]}"
+    if target in _PACES:
+        return missed, _TOO_SLOW
     said, advice = _of_head(frames)
-    return "; ".join(filter(None, (f"{count:,} missed {_TARGET_IN_WORDS[target]}", said))), advice
+    return (f"{missed}; no request waits now", _OVER) if said is None else (f"{missed}; {said}", advice)
 
 
 def _of_head(frames: Sequence[Frame]) -> tuple[str | None, str | None]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sloserve.core.attainment_window import SHOWN_SPANS_S
 from sloserve.core.in_words import duration
@@ -43,6 +43,20 @@ MOST_NAMED: Final = 100
 """Most models, hosts and groups that are shown, of groups the ones that hold most requests; the others are counted."""
 _MOST_HEADLINES: Final = 4
 """Most late groups for which a sentence says why, the latest first; the others are counted."""
+
+
+_MORE: Final = "Add instances (hosts or devices), or refuse requests early with settings.admission."
+_AGENT: Final = "See whether these hosts are up, and start their agents again (sloserve fleet agent)."
+_ENGINE: Final = "Start a host that has it, or see why its engines end there (sloserve fleet logs)."
+_PLANNER: Final = "No plan is in force: see whether a planner runs (sloserve fleet planner)."
+
+
+class _Headline(NamedTuple):
+    """What does badly: a sentence, its end behind a colon that says the cause, and what an operator can do about it."""
+
+    text: str
+    cause: str | None = None
+    advice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +107,15 @@ class FleetView:
         groups = sorted(parts.demand.report(parts.hold.held, now_s).demand, key=lambda one: -one.held)
         plan = instances.plan
         hosts = _hosts(rows)
+        told = [*_missing(by_class), *self._late(groups, now_s), *_silent(hosts)]
         return {
             "at_s": round(epoch_s, 3),
             "fleet": True,
             "classes": list(parts.settings.classes.names),
             "spans_s": list(SHOWN_SPANS_S),
-            "headlines": [*_missing(by_class), *self._late(groups, now_s), *_silent(hosts)],
+            "headlines": [one.text for one in told],
+            "causes": [one.cause for one in told],
+            "advice": [one.advice for one in told],
             "by_class": by_class,
             "calm": calm(by_class),
             "columns": list(COLUMNS),
@@ -124,34 +141,38 @@ class FleetView:
             "rows": rows,
         }
 
-    def _late(self, groups: list[Demand], now_s: float) -> list[str]:
+    def _late(self, groups: list[Demand], now_s: float) -> list[_Headline]:
         """Return, for each group past its first deadline, how late it is and why no instance takes it."""
         overdue = [(-one.first_due_in_s, one) for one in groups if one.first_due_in_s is not None]
         late = sorted((one for one in overdue if one[0] > 0.0), key=lambda one: -one[0])
-        said = [
-            f"{one.slo_class} of {one.model}: {one.held:,} held, the first {duration(late_s)} late: "
-            f"{self._held_up(one, now_s)}"
-            for late_s, one in late[:_MOST_HEADLINES]
-        ]
+        said = []
+        for late_s, one in late[:_MOST_HEADLINES]:
+            cause, advice = self._held_up(one, now_s)
+            text = f"{one.slo_class} of {one.model}: {one.held:,} held, the first {duration(late_s)} late: {cause}"
+            said.append(_Headline(text, cause, advice))
         left_out = len(late) - len(said)
-        return [*said, f"{left_out} more groups are late"] if left_out else said
+        return [*said, _Headline(f"{left_out} more groups are late")] if left_out else said
 
-    def _held_up(self, group: Demand, now_s: float) -> str:
-        """Return why none of its requests is dispatched, by the rules of :meth:`Instances.choose` and by the plan."""
+    def _held_up(self, group: Demand, now_s: float) -> tuple[str, str | None]:
+        """Return why none of its requests is dispatched, by the rules of :meth:`Instances.choose` and by the plan.
+
+        The second text is what an operator can do about it; ``None`` where the fleet is about to serve the group.
+        """
         instances, model = self._parts.instances, group.model
         serving = instances.serving(model, now_s)
         if serving:
             full = sum(one.room <= 0 for one in serving)
-            return f"{full} of {len(serving)} instances that serve it are full"
+            return f"{full} of {len(serving)} instances that serve it are full", _MORE if full == len(serving) else None
         ready_in_s = instances.ready_in_s(model, now_s)
         if ready_in_s is not None:
-            return f"no instance serves it; one that switches to it is ready in {duration(ready_in_s)}"
+            return f"no instance serves it; one that switches to it is ready in {duration(ready_in_s)}", None
         if instances.state_of(model, now_s) == UNAVAILABLE:
-            return "no responding instance has it"
+            return "no responding instance has it", _ENGINE
         queues = instances.planned(model, group.slo_class)
         if not queues:
-            return "no instance serves it, and the plan has none for it"
-        return f"no instance serves it yet; it is in the queue of {queues[0]}"
+            none = "no instance serves it, and the plan has none for it"
+            return none, _PLANNER if instances.plan is None else _MORE
+        return f"no instance serves it yet; it is in the queue of {queues[0]}", None
 
     def _row(self, one: GatewayInstance, now_s: float, epoch_s: float) -> list[Any]:
         report, age_s = one.report, now_s - one.seen_s
@@ -212,22 +233,24 @@ def _figures(of_class: Mapping[str, Any]) -> dict[str, Any]:
     return {**of_class, "burn": burning, "state": state_of(0, burning, of_class["not_served"], of_class["missed"])}
 
 
-def _missing(by_class: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _missing(by_class: Mapping[str, Mapping[str, Any]]) -> list[_Headline]:
     """Return for each class that is not fine how it fares, the bad ones and the highest burn rate first."""
     wrong = [(name, one) for name, one in by_class.items() if one["state"] != FINE]
     wrong.sort(key=lambda one: (one[1]["state"] != BAD, -(one[1]["burn"][0] or 0.0)))
-    return [f"{name}: {'; '.join(filter(None, (how_it_fares(one), _overdue(one['missed']))))}" for name, one in wrong]
+    fares = [(name, filter(None, (how_it_fares(one), _overdue(one["missed"])))) for name, one in wrong]
+    return [_Headline(f"{name}: {'; '.join(parts)}") for name, parts in fares]
 
 
 def _overdue(missed: int) -> str:
     return f"{missed:,} with a missed deadline" if missed else ""
 
 
-def _silent(hosts: dict[str, dict[str, int]]) -> list[str]:
+def _silent(hosts: dict[str, dict[str, int]]) -> list[_Headline]:
     """Return a sentence that names the hosts with silent agents, if there are any."""
     lost = [name for name, host in hosts.items() if host[LOST]]
     more = f" and {len(lost) - _MOST_HEADLINES} more" if len(lost) > _MOST_HEADLINES else ""
-    return [f"hosts with silent agents: {', '.join(lost[:_MOST_HEADLINES])}{more}"] if lost else []
+    names = ", ".join(lost[:_MOST_HEADLINES])
+    return [_Headline(f"hosts with silent agents: {names}{more}", advice=_AGENT)] if lost else []
 
 
 PREFIX: Final = "/sloserve/"

@@ -145,6 +145,16 @@ def test_the_alarm_follows_the_share_in_time_and_not_who_is_late_now(server: Ser
     assert later["headlines"] == [f"{how}: {held_up}"] and later["causes"] == [held_up]
     assert later["advice"] == [NEXT_STEP[Why.BLOCKS]]
     assert later["by_class"][CLASSES[1]]["burn"] == [10.0, 10.0]
+    # Once nothing waits, an operator had the target alone, and no next step.
+    server.live[0].write(replace(made, at_monotonic_s=601.5, late=np.zeros(2), rows=made.rows[:0], head=Cause()))
+    over = server.view.read()
+    assert over["causes"] == ["25 missed TTFT; no request waits now"] and "if that load comes back" in over["advice"][0]
+    # Of a pace that is missed the steps are the cause; a place in the queue would make it worse.
+    for _ in range(26):
+        windows[1].record({"tpot": False}, Outcome.COMPLETED, 581.0)
+    server.live[0].write(replace(made, at_monotonic_s=602.0, late=np.zeros(2), rows=made.rows[:0]))
+    paced = server.view.read()
+    assert paced["causes"] == ["26 missed TPOT"] and "step_budget" in paced["advice"][0]
 
 
 def test_requests_that_missed_a_deadline_raise_the_alarm_before_they_end(server: Server) -> None:

@@ -130,6 +130,14 @@ def test_a_late_group_says_first_why_no_instance_takes_it() -> None:
     held("legal", -3.0)
     held("chat", -1.5)
     legal, chat = headlines()
+    # An operator reads the cause on a line of its own, and what to do about it.
+    view = seen.view.read()
+    assert view["causes"] == [
+        "no instance serves it, and the plan has none for it",
+        "1 of 1 instances that serve it are full",
+    ]
+    assert "planner runs" in view["advice"][0] and view["advice"][1].startswith("Add instances")
+    assert all(said.endswith(f": {cause}") for said, cause in zip(view["headlines"], view["causes"], strict=True))
     assert legal == (
         "interactive of legal: 2 held, the first 3.0 s late: no instance serves it, and the plan has none for it"
     )
@@ -143,6 +151,8 @@ def test_a_late_group_says_first_why_no_instance_takes_it() -> None:
     seen.clock.advance_to(seen.clock.now_s() + FRESH_S)
     assert headlines()[0].endswith("no responding instance has it")
     assert headlines()[-1] == "hosts with silent agents: node-a"
+    assert "sloserve fleet logs" in seen.view.read()["advice"][0]
+    assert "sloserve fleet agent" in seen.view.read()["advice"][-1]
 
 
 def test_attainment_is_by_class_over_one_and_ten_minutes() -> None:
