@@ -36,7 +36,7 @@ def due(left_s: float | None) -> str:
 def in_one_unit(seconds: Sequence[float | None]) -> tuple[str, list[str]]:
     """Return the durations of one column in the unit and with the decimals that suit the longest; empty for none.
 
-    Seconds go up to 1,000 and keep a decimal: a column often has a median of seconds beside a tail of minutes.
+    Seconds go up to 1,000, and keep a decimal as minutes do: a column often has seconds beside a tail of minutes.
     ``inOneUnit`` of clients/page/src/dom.ts says the same; a test compares them.
 
     Returns: the unit, and a text for each duration; a negative one keeps its sign.
@@ -50,5 +50,5 @@ def in_one_unit(seconds: Sequence[float | None]) -> tuple[str, list[str]]:
     else:
         unit, factor = ("min", 1.0 / 60.0) if longest_s < 7200.0 else ("h", 1.0 / 3600.0)
     shown = longest_s * factor
-    decimals = 2 if shown < 9.995 else 1 if shown < 99.95 or unit == "s" else 0
+    decimals = 2 if shown < 9.995 else 1 if shown < 99.95 or unit in ("s", "min") else 0
     return unit, ["" if one is None else f"{one * factor:.{decimals}f}" for one in seconds]

@@ -93,11 +93,11 @@ SAYS: Final[Mapping[Why, str]] = {
     Why.BLOCKED: "it waits for a grammar, for KV from elsewhere or for a session's next input",
     Why.ENGINE: "the engine is paused or parked",
     Why.PAUSE: "its reader has {figure} tokens in hand, so others go first",
-    Why.PLAN: "preempted for request {figure}, which is due {of} s earlier",
+    Why.PLAN: "preempted for request {number}, which is due {of} s earlier",
     Why.KV_SHORT: "preempted, since running requests needed its KV blocks",
     Why.UNSEEN: "preempted before anyone watched",
-    Why.PLAN_LATER: "preempted for request {figure}, although that is due {of} s later",
-    Why.PLAN_OTHER: "preempted for request {figure}",
+    Why.PLAN_LATER: "preempted for request {number}, although that is due {of} s later",
+    Why.PLAN_OTHER: "preempted for request {number}",
     Why.PLAN_ALONE: "preempted by the plan",
     Why.QUEUE: "requests ahead of it: {figure}",
     Why.CLASS: "requests ahead of it: {of}, of more urgent classes: {figure}",
@@ -129,8 +129,9 @@ _OF_QUEUE: Final = frozenset({Why.NOTHING, Why.QUEUE, Why.CLASS})
 
 
 def sentence(says: str, first: float | None, of: float | None) -> str:
-    """Return one of :data:`SAYS` with its two figures filled in."""
-    return says.replace("{figure}", figure(first)).replace("{of}", figure(of))
+    """Return one of :data:`SAYS` with its two figures filled in; the number of a request stands as in its key."""
+    number = "some" if first is None else f"{first // 1:.0f}"
+    return says.replace("{number}", number).replace("{figure}", figure(first)).replace("{of}", figure(of))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ from sloserve.engine.why import (
 def test_it_says_which_request_is_due_first(due_later_s: float, why: Why, said: str) -> None:
     cause = preempted_for(367.0, due_later_s)
     assert cause.why is why and sentence(SAYS[cause.why], cause.figure, cause.of) == said
+    # The key of a request is "0-12345": an operator looks for the number as it stands there.
+    assert "for request 12345" in sentence(SAYS[why], 12345.0, cause.of)
 
 
 def test_each_reason_and_each_phase_has_words() -> None:

@@ -69,6 +69,8 @@ ARRIVE_S = 0.4
 """Seconds between two requests that are drawn."""
 DRAWN = 200
 EPOCH_S = 1_764_295_200.0
+FRAME_S = 0.5
+"""Seconds between two frames."""
 GIB = 1 << 30
 
 
@@ -93,7 +95,7 @@ class PlayedServer:
 
     @property
     def now_s(self) -> float:
-        return EPOCH_S + 0.5 * self.frames
+        return EPOCH_S + FRAME_S * self.frames
 
     def view(self) -> dict[str, Any]:
         self.frames += 1
@@ -124,7 +126,7 @@ class PlayedServer:
             ],
             "causes": ["all places are taken: 190 of 190 requests run"] * 2,
             "alarms": [True, False],
-            "advice": [NEXT_STEP[Why.PLACES], None],
+            "advice": [NEXT_STEP[Why.PLACES]] * 2,
             "engines": [
                 {"rank": 0, "policy": self.policy, "shadow_policy": self.shadow_policy or None, "plans_off": None,
                  "policy_change": self.policy_change,
@@ -415,7 +417,7 @@ class PlayedServer:
             "preemptions": int(phase == RequestPhase.PREEMPTED),
             "ahead": why[2] or 0 if phase == RequestPhase.WAITING else -1,
             "why": int(why[0]), "figure": why[1], "of": why[2],
-            "missed": int(min(age_s, wait_s + 1.0) > kind.target_s),
+            "missed": int(min(age_s - FRAME_S, wait_s + 1.0) > kind.target_s),  # as of the frame before
         }  # fmt: skip
         return f"0-{number}", [values[name] for name in COLUMNS]
 

@@ -141,7 +141,8 @@ def test_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # The class, the cause and the next step come first; a cause stands on a line of its own.
     assert found["first"].startswith("interactive: 51% of 212 in time") and "39 of them waitingCause:" in found["first"]
     assert f"Next step: {NEXT_STEP[Why.PLACES]}" in found["first"] and found["title"].startswith("! interactive – ")
-    assert found["text"].count("all places are taken") == 2, "what a headline says stands nowhere again"
+    assert found["text"].count("all places are taken") == 1, "what a headline says stands nowhere again"
+    assert found["first"].endswith("11 of them waitingCause and next step: as above.")
     head, priority, interactive, batch = found["classes"]
     assert head == [
         "class", "in time, 1 min", "10 min", "late", "next due, s", "TTFT p50 · 99, s", "TPOT p50 · 99, ms",

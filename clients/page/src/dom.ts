@@ -113,7 +113,7 @@ export function due(left_s: number | null): string {
 }
 
 /** The durations of one column in the unit and with the decimals that suit the longest; empty for none. Seconds go up to
- * 1,000 and keep a decimal: a column often has a median of seconds beside a tail of minutes. */
+ * 1,000, and keep a decimal as minutes do: a column often has seconds beside a tail of minutes. */
 export function inOneUnit(seconds: (number | null)[]): [string, string[]] {
   const longest_s = Math.max(0, ...seconds.map((one) => Math.abs(one ?? 0)));
   const [unit, factor]: [string, number] = longest_s > 0 && longest_s < 1 ? ["ms", 1e3] : longest_s < 1000 ? ["s", 1]
@@ -158,5 +158,6 @@ export function figure(value: number | null): string {
 
 /** One of the server's sentences with its two figures filled in. */
 export function sentence(says: string, first: number | null, of: number | null): string {
-  return says.replace("{figure}", () => figure(first)).replace("{of}", () => figure(of));
+  const number = first === null ? "some" : Math.floor(first).toFixed(0); // of a request, as in its key
+  return says.replace("{number}", number).replace("{figure}", () => figure(first)).replace("{of}", () => figure(of));
 }

@@ -20,10 +20,12 @@ export function showHeadlines(view: View): void {
     if (name !== undefined) line.append(made("b", name, `chip k${classes.indexOf(name) % COLOURS.length}`), ": ");
     line.append(name === undefined ? how : how.slice(name.length + 2));
     box.append(line);
-    for (const [what, says] of [["Cause", cause], ["Next step", advice[i]]] as const) {
-      if (!says) continue;
-      const more = made("p", "", what === "Cause" ? "cause" : "next");
-      more.append(made("b", `${what}:`), ` ${says}`);
+    const isAsBefore = i > 0 && cause !== "" && cause === causes[i - 1] && advice[i] === advice[i - 1];
+    const says = isAsBefore ? [["Cause and next step", "as above."]] : [["Cause", cause], ["Next step", advice[i]]];
+    for (const [what, text] of says as [string, string | null][]) {
+      if (!text) continue;
+      const more = made("p", "", what === "Next step" ? "next" : "cause");
+      more.append(made("b", `${what}:`), ` ${text}`);
       box.append(more);
     }
     return box;

@@ -43,7 +43,8 @@ export function parts(view: View): Parts {
       arrival_s: value("arrival_s"), since_s: value("since_s"), due_s, ahead: value("ahead"), why: value("why"),
       figure: value("figure") as number | null, of: value("of") as number | null, prompt: value("prompt_tokens"),
       computed: value("computed_tokens"), output: value("output_tokens"),
-      isLost: at["missed"] === undefined ? due_s !== null && due_s < view.at_s : Boolean(value("missed")),
+      // Without an output nothing makes up for a deadline that has passed since the engine wrote what it had missed.
+      isLost: Boolean(at["missed"] !== undefined && value("missed")) || (due_s !== null && due_s < view.at_s && (at["missed"] === undefined || value("output_tokens") === 0)),
     };
   });
   // A request that is behind its pace comes after those that are not, and the farther behind the later.
