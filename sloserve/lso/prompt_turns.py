@@ -12,11 +12,12 @@ in time further ahead, prompts in progress before it go behind it, the last firs
 possible and each of them can afford it:
 
 - it is in time behind the other prompt, too; or
-- it has no target, or is late in any case, and its class is not more urgent than the other's.
+- it has no target, or is late in any case, and neither is its class more urgent than the other's nor its tenant on a
+  lower level of shares.
 
-A request of a tenant beyond its share passes no request of a tenant within its own. Aged and promised requests, and
-requests that no plan may pause, let no other pass. Waiting prompts keep their order. Where vLLM limits the chunk of a
-prompt (``long_prefill_token_threshold``), prompts share a step already, and none waits for another.
+Aged and promised requests, and requests that no plan may pause, let no other pass. Waiting prompts keep their order.
+Where vLLM limits the chunk of a prompt (``long_prefill_token_threshold``), prompts share a step already, and none waits
+for another.
 
 While prompts in progress wait, they still get at least ``LEAST_SHARE`` of the time, in full steps, so that none holds
 KV for ever without being computed. Where all running requests wait, a step may be empty if the engine does not admit
@@ -197,12 +198,13 @@ def let_pass(
             if reached_s <= slack:
                 break
             other = order[place]
-            if not waits[other] or level[passing] > level[other]:
+            if not waits[other]:
                 continue
             # Behind the passing prompt it ends when that one would have ended in its place, or earlier.
             in_time_behind = slacks[other] >= in_place_s
             late_anyway = not slacks[other] >= ends[place]  # nan too
-            if in_time_behind or (late_anyway and rank[passing] <= rank[other]):
+            comes_first = rank[passing] > rank[other] or level[passing] > level[other]
+            if in_time_behind or (late_anyway and not comes_first):
                 behind.append(other)
                 reached_s -= needs[other]
         if behind and reached_s <= slack:

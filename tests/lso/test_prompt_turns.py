@@ -136,11 +136,15 @@ def test_a_prompt_in_progress_goes_first_without_a_pause_of_the_other() -> None:
 
 
 def test_no_tenant_beyond_its_share_passes_one_within_its_own() -> None:
-    at = make_snapshot([CHAT | {"account": 1}], [LONG | {"account": 0}])
+    """Unless that one is in time nevertheless: the time that it can spare is left by its tenant."""
+    at, spare = (
+        make_snapshot([CHAT | {"account": 1}], [long | {"account": 0}]) for long in (LONG | {"ttft_s": math.nan}, LONG)
+    )
     beyond = Standing(np.array([0, 1]), np.zeros(2), np.zeros(2))
     within = Standing(np.array([1, 0]), np.zeros(2), np.zeros(2))
     assert waits(at, standing=beyond) == []
     assert waits(at, standing=within) == [0]
+    assert waits(spare, standing=beyond) == [0]
 
 
 def test_prompts_that_wait_get_their_least_share_of_the_time() -> None:
