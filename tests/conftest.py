@@ -5,6 +5,7 @@ import gc
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis.internal.conjecture import providers
 
 from tests.gpu import ON_A_GPU
 from tests.orphans import below, kill_started_since, watch_this_process
-from tests.shell import leave_out_settings
+from tests.shell import TEMPORARY, leave_out_settings
 from tests.whole import skip_the_rest
 
 # Before anything of vLLM or of ours is imported, which reads some of them then.
@@ -28,6 +29,12 @@ settings.register_profile("sloserve", deadline=None, derandomize=True, max_examp
 # pyproject.toml gives.
 settings.register_profile("fast", settings.get_profile("sloserve"), derandomize=False, database=None, max_examples=3)
 settings.load_profile("sloserve")
+
+# A path of a unix socket has at most 107 bytes, of which the folders that pytest makes for a test and the socket's name
+# take up to 75. vLLM makes its own sockets in the temporary folder, with names of 37 bytes.
+if len(os.fsencode(tempfile.gettempdir())) > 107 - 75 and os.access("/tmp", os.W_OK | os.X_OK):
+    os.environ.setdefault(TEMPORARY, "/tmp")
+    os.environ["VLLM_RPC_BASE_PATH"] = "/tmp"
 
 # What the request table follows is read as well, here and in every engine that a test starts.
 os.environ.setdefault("SLOSERVE_CHECK_COUNTS", "1")

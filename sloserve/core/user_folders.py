@@ -12,8 +12,10 @@ from typing import Final
 
 from sloserve.core.errors import ConfigError
 
-_MOST_FOLDER_BYTES: Final = 107 - 32
-"""Longest path of a folder of unix sockets: a socket's path has at most 107 bytes, of which its name takes up to 32."""
+MOST_SOCKET_BYTES: Final = 107
+"""Longest path of a unix socket."""
+_MOST_FOLDER_BYTES: Final = MOST_SOCKET_BYTES - 32
+"""Longest path of a folder of unix sockets: the name of a socket takes up to 32 bytes."""
 
 
 def home() -> Path | None:
@@ -74,6 +76,38 @@ def socket_folder() -> Path:
         except OSError as error:
             why.append(f"{parent} cannot be written: {error.strerror}")
     raise ConfigError(f"no folder for sockets: {'; '.join(why)}; set XDG_RUNTIME_DIR to a short folder of this user")
+
+
+def folder_for_sockets(variable: str, name_bytes: int) -> str:
+    """Return the path of a folder in which another library may create unix sockets.
+
+    It is the folder that the environment's ``variable`` names, else the temporary folder, or, where that path is too
+    long for the path of a socket, the folder that XDG_RUNTIME_DIR names, or ``/tmp``.
+
+    Args:
+        variable: Name of the library's variable.
+        name_bytes: Bytes that the library adds to the folder's path.
+
+    Raises:
+        ConfigError: The named folder's path is too long, or none of the others can be used.
+    """
+    most = MOST_SOCKET_BYTES - name_bytes
+    if named := os.environ.get(variable):
+        if (size := len(os.fsencode(named))) > most:
+            raise ConfigError(
+                f"{variable} {named}: its {size} bytes are too many for the path of a socket, which leaves {most} to "
+                "its folder; name a shorter folder"
+            )
+        return named
+    why = []
+    for folder in dict.fromkeys((tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR") or "/tmp", "/tmp")):
+        if (size := len(os.fsencode(folder))) > most:
+            why.append(f"{folder} is too long by {size - most} bytes for the path of a socket")
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            why.append(f"{folder} cannot be written")
+        else:
+            return folder
+    raise ConfigError(f"no folder for sockets: {'; '.join(why)}; set {variable} or TMPDIR to a short folder")
 
 
 def _temporary(variable: str) -> Path:

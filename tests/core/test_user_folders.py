@@ -12,7 +12,7 @@ import pytest
 
 from sloserve.core import user_folders
 from sloserve.core.errors import ConfigError
-from sloserve.core.user_folders import home, socket_folder, user_folder
+from sloserve.core.user_folders import MOST_SOCKET_BYTES, folder_for_sockets, home, socket_folder, user_folder
 
 VARIABLE = "XDG_CACHE_HOME"
 
@@ -122,3 +122,35 @@ def test_without_a_folder_for_sockets_the_error_says_why(monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/d" * 40)
     with pytest.raises(ConfigError, match=r"too long by 18 bytes.*/tmp cannot be written: Permission denied; set XDG"):
         socket_folder()
+
+
+SOCKETS = "SOCKETS_OF_A_LIBRARY"
+
+
+@pytest.mark.parametrize(("runtime", "found"), [("", "/tmp"), ("/", "/"), ("/d" * 40, "/tmp")])
+def test_sockets_of_a_library_leave_a_long_temporary_folder(
+    runtime: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_folders.os, "access", lambda *_: True)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    short, long = "/" + "d" * 69, "/" + "d" * 70
+    for folder, expected in ((short, short), (long, found)):
+        monkeypatch.setattr(tempfile, "gettempdir", lambda folder=folder: folder)
+        assert folder_for_sockets(SOCKETS, 37) == expected
+        assert len(expected) + 37 <= MOST_SOCKET_BYTES
+
+
+def test_a_folder_named_for_sockets_is_kept_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SOCKETS, "/named")
+    assert folder_for_sockets(SOCKETS, 37) == "/named"
+    monkeypatch.setenv(SOCKETS, "/" + "d" * 70)
+    with pytest.raises(ConfigError, match=r"its 71 bytes are too many .* leaves 70 to its folder; name a shorter"):
+        folder_for_sockets(SOCKETS, 37)
+
+
+def test_without_a_folder_for_a_library_the_error_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_folders.os, "access", lambda *_: False)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/" + "d" * 70)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    with pytest.raises(ConfigError, match=f"too long by 1 bytes.*/tmp cannot be written; set {SOCKETS} or TMPDIR"):
+        folder_for_sockets(SOCKETS, 37)

@@ -20,6 +20,7 @@ from sloserve.core.files.kinds import otherwise
 from sloserve.core.json_log import warn
 from sloserve.core.listening import check_port_free
 from sloserve.core.nearest import nearest
+from sloserve.core.user_folders import folder_for_sockets
 from sloserve.scheduler.config import SOURCE
 from sloserve.scheduler.settings import ADMIN_KEY, KEY, PluginSettings, check_engine_flags
 from sloserve.vllm_plugin.server import rust_front_end, tiny_model
@@ -46,6 +47,10 @@ TINY_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 Without a bound vLLM takes its share of the whole memory.
 """
 
+SOCKETS = "VLLM_RPC_BASE_PATH"
+"""Environment variable with the folder of the sockets between vLLM's processes; by default the temporary folder."""
+_SOCKET_NAME_BYTES = len("/2b5a6928-e176-4d4a-b8a4-837f40fa60b7")
+
 
 def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse.Namespace:
     """Return the arguments, model and flags as ``vllm serve`` would have them; imports vLLM, starts nothing.
@@ -62,6 +67,8 @@ def prepare(vllm_args: Sequence[str], our_flags: Sequence[str] = ()) -> argparse
         for name, value in TINY_ENVIRONMENT.items():  # read by libraries when they are imported
             os.environ.setdefault(name, value)
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as the vllm command does
+    # A long TMPDIR would end the start in a traceback of vLLM's, which names no remedy.
+    os.environ[SOCKETS] = folder_for_sockets(SOCKETS, _SOCKET_NAME_BYTES)
 
     from sloserve.vllm_plugin.engine import private_names
 

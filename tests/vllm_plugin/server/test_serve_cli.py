@@ -7,7 +7,10 @@ import os
 import re
 import socket
 import sys
+import tempfile
 from pathlib import Path
+from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -42,6 +45,25 @@ def test_the_front_end_that_reads_no_slos_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
     with pytest.raises(ConfigError, match="VLLM_USE_RUST_FRONTEND is set, and vLLM's Rust front end reads no SLOs"):
         serve.prepare(["builtin:tiny"])
+
+
+@pytest.mark.parametrize("named", ["", "/" + "d" * 71])
+def test_sockets_of_vllm_fit_beside_a_long_temporary_folder(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else vLLM ends in a traceback: a path of a socket has at most 107 bytes."""
+    monkeypatch.setenv(serve.SOCKETS, named)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/" + "d" * 71)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    monkeypatch.setattr(serve, "require_vllm", lambda: None)
+    monkeypatch.setattr(serve, "parse_vllm_args", _stopped)
+    monkeypatch.setitem(sys.modules, "sloserve.vllm_plugin.engine.private_names", Mock())
+    message = "VLLM_RPC_BASE_PATH /d+: its 72 bytes are too many" if named else "as far as flags"
+    with pytest.raises(ConfigError, match=message):
+        serve.prepare(["a-model"])
+    assert named or os.environ[serve.SOCKETS] == "/tmp"
+
+
+def _stopped(*_: object) -> NoReturn:
+    raise ConfigError("as far as flags")
 
 
 @pytest.mark.slow
