@@ -81,21 +81,24 @@ class OwnLock:
 
     def __init__(self, path: Path, what: str) -> None:
         try:
-            self._fd = open_to_lock(path)
+            fd = open_to_lock(path)
         except OSError as error:
             raise ConfigError(f"{path} cannot be opened: {error.strerror}; give another folder with --state") from None
-        name, _, pid = os.pread(self._fd, 100, 0).decode(errors="replace").partition(" ")
-        if not has_locked(self._fd):
-            close_lock(self._fd)
+        self._fd: int | None = fd
+        name, _, pid = os.pread(fd, 100, 0).decode(errors="replace").partition(" ")
+        if not has_locked(fd):
+            close_lock(fd)
             raise ConfigError(f"{what} is already running{f' (process {pid})' if pid else ''}: stop it first")
         self.name = name if len(name) == _NAME_BYTES else secrets.token_hex(_NAME_BYTES // 2)
         """Name of the file: a later holder that finds the same name knows that the earlier holder has ended."""
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{self.name} {os.getpid()}".encode(), 0)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{self.name} {os.getpid()}".encode(), 0)
 
     def close(self) -> None:
-        """Release the lock."""
-        close_lock(self._fd)
+        """Release the lock; do nothing if that has been done, since the descriptor may be another file's by now."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            close_lock(fd)
 
 
 def holder_of(path: Path) -> int | None:

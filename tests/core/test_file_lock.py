@@ -23,3 +23,14 @@ def test_the_holder_of_a_lock_is_known_while_it_holds_it(tmp_path: Path) -> None
     lock.close()
     assert holder_of(path) is None, "nobody holds it"
     OwnLock(path, "a test").close()
+
+
+def test_a_lock_that_is_closed_twice_leaves_another_file_open(tmp_path: Path) -> None:
+    """The system gives the descriptor of a file that is closed to the next one that is opened."""
+    lock = OwnLock(tmp_path / "a.lock", "a test")
+    lock.close()
+    others = [(tmp_path / str(number)).open("wb") for number in range(4)]
+    lock.close()
+    for other in others:
+        other.write(b"x")
+        other.close()

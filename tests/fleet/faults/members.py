@@ -4,7 +4,9 @@ import asyncio
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -171,6 +173,13 @@ class TaskBatchWork(BatchWork):
     async def _turns(self) -> None:
         while True:
             await asyncio.sleep(await asyncio.get_running_loop().run_in_executor(None, self.turn))
+
+
+class ProcessExecutor(Executor):
+    """An executor of which the threads belong to the simulated process that gives it work."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **given: Any) -> Any:
+        return asyncio.get_running_loop().run_in_executor(None, partial(fn, *args, **given))
 
 
 class GatewayMember(Member):

@@ -7,6 +7,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import Any, Final
 import aiohttp
 import numpy as np
 
-from sloserve.fleet.batch_api import runner
+from sloserve.fleet.batch_api import routes, runner
 from sloserve.fleet.batch_api.files import open_files
 from sloserve.fleet.file import parse_fleet
 from sloserve.fleet.fleet import Fleet
@@ -38,6 +39,7 @@ from tests.fleet.faults.members import (
     Knobs,
     Member,
     PlannerMember,
+    ProcessExecutor,
     TaskBatchWork,
 )
 from tests.fleet.faults.network import Network, SimulatedSession
@@ -284,6 +286,10 @@ def _each(name: str, value: Callable[[float], float]) -> Iterator[tuple[Any, str
             yield module, name, value(known)
 
 
+def _outside_of_virtual_time(thread: threading.Thread) -> None:
+    raise AssertionError(f"{thread.name}: a thread of the system has no turn in virtual time, and no seed repeats it")
+
+
 def _times(factor: float) -> Callable[[float], float]:
     return lambda known: known * factor
 
@@ -296,6 +302,8 @@ def _patched(world: World) -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [
         (aiohttp, "ClientSession", session),
         (gateway_module, "BatchWork", TaskBatchWork),
+        (threading.Thread, "start", _outside_of_virtual_time),
+        (routes, "ThreadPoolExecutor", lambda *_: ProcessExecutor()),
         (shared_state, "open_files", lambda files, *rest: files.opened(open_files, *rest)),
         (secrets, "token_hex", lambda count=32: rng.bytes(count).hex()),
         (secrets, "token_bytes", lambda count=32: rng.bytes(count)),
