@@ -64,9 +64,14 @@ class ClaimedLine:
         return None if self.output is None else self.output.progress()
 
     @property
+    def waits(self) -> bool:
+        """Whether it waits for room in the engine. One that its client cancels has ended before the store knows."""
+        return self.task is None and not self.has_ended
+
+    @property
     def was_never_sent(self) -> bool:
         """Whether no engine has seen it, nor can any result of it be on its way to the store."""
-        return self.task is None and not self.is_sent and not self.has_ended
+        return self.waits and not self.is_sent
 
     @property
     def leaves_well(self) -> bool:

@@ -54,7 +54,7 @@ class LineService:
             for line in claim.lines.values():
                 is_over = line.due_s <= now_s  # takes no room: it is not sent
                 can_be_sent = room > 0 and claim.lease.left_s > 0.0 and line.model == model
-                if line.task is None and (is_over or can_be_sent):
+                if line.waits and (is_over or can_be_sent):
                     line.task = asyncio.create_task(self._serve(endpoint, work, claim, line))
                     room -= not is_over
         return room

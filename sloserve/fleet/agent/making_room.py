@@ -57,5 +57,5 @@ def _unsent(work: InstanceWork, *, of_head: bool) -> list[tuple[HeldClaim, Claim
         for claim in work.claims.values()
         if (claim.group == work.giving_way.head) is of_head
         for line in claim.lines.values()
-        if line.task is None
+        if line.waits
     ]

@@ -19,6 +19,8 @@ from sloserve.core.clock import Clock
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.claims import (
     COMMIT_S,
+    ClaimedLine,
+    HeldClaim,
     InstanceWork,
     LineClaims,
     Pull,
@@ -77,17 +79,24 @@ class Leases:
                 work.has_suspects = True
 
     async def _cancel(self, ids: Iterable[str]) -> None:
-        """End lines that their clients have cancelled."""
-        wanted = set(ids)
+        """End lines that their clients have cancelled: all at once, so that none is sent while others are committed."""
+        wanted, held = set(ids), [(work, claim) for work in self._work.values() for claim in work.claims.values()]
+        lines = [
+            (work, claim, line)
+            for work, claim in held
+            for id, line in claim.lines.items()
+            if id in wanted and not line.has_ended
+        ]
+        for _, _, line in lines:
+            line.has_ended = True
+        await cancelled(line.task for _, _, line in lines)
+        await asyncio.gather(*(self._end(*found) for found in lines))
         for work in self._work.values():
-            for claim in list(work.claims.values()):
-                for line in [line for id, line in claim.lines.items() if id in wanted and not line.has_ended]:
-                    await cancelled([line.task])
-                    if not line.has_ended:
-                        line.has_ended = True
-                        await self._service.commit(result_of(line, RequestState.CANCELLED, 0, b""))
-                    work.ended(claim, line)
             work.wake.set()
+
+    async def _end(self, work: InstanceWork, claim: HeldClaim, line: ClaimedLine) -> None:
+        await self._service.commit(result_of(line, RequestState.CANCELLED, 0, b""))
+        work.ended(claim, line)
 
 
 LEASE_S: Final = 30.0
@@ -154,7 +163,7 @@ class Pulling:
     def at_hand(self, instance: str) -> set[int | None]:
         """Return the groups of lines that the instance has claimed and not sent."""
         claims = self._work[instance].claims.values()
-        return {claim.group for claim in claims if any(line.task is None for line in claim.lines.values())}
+        return {claim.group for claim in claims if any(line.waits for line in claim.lines.values())}
 
     def follow(self, instance: str, order: Sequence[Pull], giving_way: GivingWay | None = None) -> None:
         """Let the instance pull from these groups, in this order, and preempt lines for the first one."""
@@ -215,7 +224,7 @@ class Pulling:
             await self._claims.give_back(work)
             await self._claims.claim_suspects(work, report.active)
             return True
-        at_hand = sum(line.task is None for line in lines)
+        at_hand = sum(line.waits for line in lines)
         on_their_way = sum(line.task is not None and not line.is_sent for line in lines)
         room = self._service.begin(endpoint, work, report.active, places_for_lines(report, on_their_way))
         if alone:

@@ -280,6 +280,38 @@ def test_a_cancelled_line_leaves_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_no_cancelled_line_is_sent_while_others_are_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines computed such lines whole, for nobody."""
+
+    async def scenario() -> None:
+        door, may_commit = FakeEndpoint("a/0", "m", room=1, step_s=10.0), asyncio.Event()
+        async with host(tmp_path, door) as a:
+            a.accept(4)
+            a.pulling.follow("a/0", [Pull(1, "m")])
+            work = a.pulling._work["a/0"]
+            await bounded.until(lambda: len(work.lines) == 4 and bool(door.engine.running))
+            commit = a.pulling._service.commit
+
+            async def later(result: Any) -> None:
+                await may_commit.wait()
+                await commit(result)
+
+            monkeypatch.setattr(a.pulling._service, "commit", later)
+            a.store.requests.cancel("b")
+            renewing = asyncio.create_task(a.pulling._leases.renew())
+            await bounded.until(lambda: not door.engine.running)
+            for _ in range(3):
+                a.pulling.ended("a/0")
+                await bounded.until(lambda: not work.wake.is_set())  # it has looked for lines to send
+            assert len(door.asked) == 1 and a.pulling.at_hand("a/0") == set()
+            may_commit.set()
+            await renewing
+            assert a.store.requests.counts("b") == {RequestState.CANCELLED: 4} and not work.claims
+
+    run(scenario())
+
+
+@pytest.mark.slow
 def test_a_line_that_runs_past_its_deadline_expires(tmp_path: Path) -> None:
     async def scenario() -> None:
         door = FakeEndpoint("a/0", "m")

@@ -226,10 +226,9 @@ class Users:
         file = self._file(tenant, 80, may_be_poison=False, are_long=True)
         await self.upload(file)
         if file.id is not None:
-            await self.create(file)
+            batch = await self.create(file)
             await asyncio.sleep(10.0 + 4.0 * pace)
-            batch = self.ledger.batches[-1]
-            if batch.file is file and batch.id is not None:
+            if batch is not None and batch.id is not None:
                 await self.cancel_one(batch)
         self.is_idle = True
 
