@@ -31,13 +31,13 @@ from sloserve.scheduler.virtual_queues.contract import ModelState
 from tests import bounded
 from tests.bounded import until
 from tests.ended import has_ended
-from tests.fleet.stand_in.engine import reply
+from tests.fleet.stand_in.engine import UNTIL, reply
 from tests.fleet.stand_in.launcher import InLoopLauncher
 
 pytestmark = pytest.mark.slow
 
-STEP_S = 0.005
-FLAGS = ("--step-s", str(STEP_S))
+FLAGS = ("--step-s", "0.005")
+TOKENS = 20
 MODELS = {
     name: EngineModel(name, name, FLAGS, weights_bytes=10, max_num_seqs=4, settings='{"policy": "edf"}')
     for name in ("chat", "code")
@@ -69,6 +69,22 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._go_on = folder / "go-on"
+
+    @property
+    def held_prompt(self) -> str:
+        """A prompt with which a stream does not end before :meth:`is_whole`, however long agents take to start."""
+        return f"a {UNTIL}{self._go_on}"
+
+    async def held_stream(self, agent: Agent) -> "asyncio.Task[str]":
+        """Return the task that reads such a stream, once its first token has come."""
+        return await begun(agent.endpoint, TOKENS, prompt=self.held_prompt)
+
+    async def is_whole(self, streaming: "asyncio.Task[str]") -> bool:
+        """Have the stream come to its end, which it cannot have done yet, and return whether it is as it should be."""
+        assert not streaming.done()
+        self._go_on.touch()
+        return await streaming == reply("chat", self.held_prompt, TOKENS)
 
     @property
     def parent(self) -> psutil.Process:
@@ -167,8 +183,7 @@ def test_the_next_agent_takes_over_engines_and_streams(tmp_path: Path) -> None:
             assert instance.report().models == {"chat": ModelState.ACTIVE, "code": WARM}
             endpoint, parent, engines, forwarders = first.endpoint, host.parent, host.engines, host.forwarders
             assert len(engines) == 2 and len(forwarders) == 1
-            streaming = asyncio.ensure_future(ask(endpoint, 400))
-            await until(lambda: instance.report().running.context_tokens > 2)
+            streaming = await host.held_stream(first)
             await first.leave()
             assert not await instance.switch("code"), "it would be half done when the next agent comes"
         between = asyncio.ensure_future(ask(endpoint, 4))  # it waits for an agent that decides it
@@ -180,7 +195,7 @@ def test_the_next_agent_takes_over_engines_and_streams(tmp_path: Path) -> None:
             assert second.report().held_bytes == {"code": 10}
             assert second.endpoint == endpoint and (host.engines, host.forwarders) == (engines, forwarders)
             assert await between == reply("chat", "a", 4)
-            assert not streaming.done() and await streaming == reply("chat", "a", 400)
+            assert await host.is_whole(streaming)
             await until(lambda: instance.report().streams == 0)
             assert await instance.switch("code") and host.engines == engines
             assert await ask(endpoint, 4, "code") == reply("code", "a", 4)
@@ -191,19 +206,17 @@ def test_the_next_agent_takes_over_engines_and_streams(tmp_path: Path) -> None:
 
 def test_parked_streams_go_on_under_the_next_agent(tmp_path: Path) -> None:
     async def test() -> None:
-        settings = settings_in(tmp_path, drain_max_s=0.02)
+        host, settings = Host(tmp_path), settings_in(tmp_path, drain_max_s=0.02)
         async with Agent(settings, processes_in(tmp_path)) as first:
             instance = await switched(first, "chat")
-            endpoint = first.endpoint
-            streaming = asyncio.ensure_future(ask(endpoint, 400))
-            await until(lambda: instance.report().running.context_tokens > 2)
+            streaming = await host.held_stream(first)
             await switched(first, "code")
             assert instance.report().parked == {"chat": 1}
             await first.leave()
         async with Agent(settings, processes_in(tmp_path)) as second:
             assert second.instances["node/0"].report().parked == {"chat": 1}
             await switched(second, "chat")
-            assert await streaming == reply("chat", "a", 400)
+            assert await host.is_whole(streaming)
 
     run(test())
 
@@ -237,13 +250,12 @@ def test_settings_change_while_engines_go_on(tmp_path: Path, refused: bool) -> N
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
             await switched(first, "chat")
             engines, endpoint = host.engines, first.endpoint
-            streaming = asyncio.ensure_future(ask(endpoint, 400))
-            await until(lambda: first.instances["node/0"].report().running.context_tokens > 2)
+            streaming = await host.held_stream(first)
             await first.leave()
         changed = {"policy": "edf", "profile" if refused else "classes": {"x": {"rank": 1}}}
         models = {name: replace(one, settings=json.dumps(changed)) for name, one in MODELS.items()}
         async with Agent(settings_in(tmp_path, models), processes_in(tmp_path)) as second:
-            assert await streaming == reply("chat", "a", 400)
+            assert await host.is_whole(streaming)
             if refused:
                 await until(lambda: len(host.engines - engines) == 1 and not host.engines & engines)
                 await until(lambda: second.instances["node/0"].report().phase is Phase.SERVING)
@@ -261,12 +273,11 @@ def test_an_engine_of_other_flags_is_replaced_once_its_streams_have_ended(tmp_pa
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
             await switched(first, "code", "chat")
             engines, endpoint = host.engines, first.endpoint
-            streaming = asyncio.ensure_future(ask(endpoint, 400))
-            await until(lambda: first.instances["node/0"].report().running.context_tokens > 2)
+            streaming = await host.held_stream(first)
             await first.leave()
         models = {"chat": replace(MODELS["chat"], flags=(*FLAGS, "--other", "1")), "new": MODELS["code"]}
         async with Agent(settings_in(tmp_path, models), processes_in(tmp_path)) as second:
-            assert await streaming == reply("chat", "a", 400)
+            assert await host.is_whole(streaming)
             await until(lambda: len(host.engines) == 1 and not host.engines & engines)
             await until(lambda: second.instances["node/0"].report().phase is Phase.SERVING)
             assert await ask(endpoint, 4) == reply("chat", "a", 4)
@@ -304,15 +315,14 @@ def test_streams_of_a_model_that_is_removed_come_to_their_end(tmp_path: Path) ->
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
             await switched(first, "code", "chat")
             endpoint = first.endpoint
-            streaming = asyncio.ensure_future(ask(endpoint, 400))
-            await until(lambda: first.instances["node/0"].report().running.context_tokens > 2)
+            streaming = await host.held_stream(first)
             await first.leave()
         models = {"code": MODELS["code"]}
         async with Agent(settings_in(tmp_path, models), processes_in(tmp_path)) as second:
             instance = second.instances["node/0"]
             await until(lambda: instance.report().phase is Phase.DRAINING)
             assert not await instance.switch("code")
-            assert await streaming == reply("chat", "a", 400)
+            assert await host.is_whole(streaming)
             await until(lambda: instance.report().phase is Phase.EMPTY and len(host.engines) == 1)
             assert await instance.switch("code") and await ask(endpoint, 4, "code") == reply("code", "a", 4)
 
@@ -350,10 +360,9 @@ def test_another_key_has_other_forwarders_while_streams_of_the_old_ones_go_on(tm
     async def test() -> None:
         host = Host(tmp_path)
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
-            instance = await switched(first, "chat")
+            await switched(first, "chat")
             endpoint, old = first.endpoint, host.forwarders
-            streaming = asyncio.ensure_future(ask(endpoint, 400))
-            await until(lambda: instance.report().running.context_tokens > 2)
+            streaming = await host.held_stream(first)
             await first.leave()
         async with Agent(settings_in(tmp_path, endpoint_key="a-key"), processes_in(tmp_path)) as second:
             await until(lambda: len(host.forwarders - old) == 1)
@@ -367,7 +376,7 @@ def test_another_key_has_other_forwarders_while_streams_of_the_old_ones_go_on(tm
 
                 while await status() != 401:
                     await asyncio.sleep(0.01)
-            assert old <= host.forwarders and await streaming == reply("chat", "a", 400)
+            assert old <= host.forwarders and await host.is_whole(streaming)
             await until(lambda: not old & host.forwarders, limit_s=60.0)
 
     run(test())
@@ -395,8 +404,7 @@ def test_a_retired_forwarder_does_not_count_again_where_the_file_changes_back(tm
         async with Agent(settings_in(tmp_path), processes_in(tmp_path)) as first:
             await switched(first, "chat")
             endpoint, retired = first.endpoint, host.forwarders
-            streaming = asyncio.ensure_future(ask(endpoint, 600))
-            await until(lambda: first.instances["node/0"].report().running.context_tokens > 2)
+            streaming = await host.held_stream(first)
             await first.leave()
         for key in ("a-key", None):
             async with Agent(settings_in(tmp_path, endpoint_key=key), processes_in(tmp_path)) as next_one:
@@ -407,7 +415,7 @@ def test_a_retired_forwarder_does_not_count_again_where_the_file_changes_back(tm
                     while await status_of(endpoint) == 401:  # a process with the key accepts until it has retired
                         await asyncio.sleep(0.01)
                     assert await ask(endpoint, 4) == reply("chat", "a", 4)
-                    assert await streaming == reply("chat", "a", 600)
+                    assert await host.is_whole(streaming)
                 else:
                     await next_one.leave()
 
@@ -421,11 +429,10 @@ def test_parked_streams_outlive_an_agent_that_dies_while_the_next_model_starts(
     never = asyncio.Event
 
     async def test() -> None:
-        settings = settings_in(tmp_path, drain_max_s=0.02)
+        host, settings = Host(tmp_path), settings_in(tmp_path, drain_max_s=0.02)
         async with Agent(settings, processes_in(tmp_path)) as first:
             instance = await switched(first, "chat")
-            streaming = asyncio.ensure_future(ask(first.endpoint, 400))
-            await until(lambda: instance.report().running.context_tokens > 2)
+            streaming = await host.held_stream(first)
             with monkeypatch.context() as slow:
                 slow.setattr(Engine, "ready", lambda engine: never().wait())
                 switching = asyncio.ensure_future(instance.switch("code"))
@@ -435,7 +442,7 @@ def test_parked_streams_outlive_an_agent_that_dies_while_the_next_model_starts(
         async with Agent(settings, processes_in(tmp_path)) as second:
             assert second.instances["node/0"].report().parked == {"chat": 1}
             await switched(second, "chat")
-            assert await streaming == reply("chat", "a", 400)
+            assert await host.is_whole(streaming)
 
     run(test())
 

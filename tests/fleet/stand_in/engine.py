@@ -14,6 +14,9 @@ from typing import Any
 
 POISON, HANG, LONG = "[poison]", "[hang]", "[long]"
 """In a prompt: the engine dies of it with everything that it runs; it never answers it; it has 100 steps of prefill."""
+UNTIL = "[until] "
+"""In a prompt, before the path of a file: the output stops after its first token until there is such a file."""
+_LOOK_S = 0.005
 
 KILLED = 137
 MEMORY = frozenset({"weights", "kv_cache"})
@@ -116,7 +119,11 @@ class StandIn:
                 await asyncio.Event().wait()
             for _ in range(100 if LONG in prompt else 0):
                 await self._step()
-            for _ in range(tokens):
+            _, waits, path = prompt.partition(UNTIL)
+            for number in range(tokens):
+                while waits and number == 1 and not os.path.exists(path):
+                    self.computed += 1  # else its agent would take it for stuck
+                    await asyncio.sleep(_LOOK_S)
                 await self._step()
                 async with self._until(lambda: request.aborted or self.flowing):
                     if request.aborted:
