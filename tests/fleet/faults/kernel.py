@@ -150,6 +150,12 @@ class ProcessClock:
         return self._kernel.now_s - START_S
 
 
+class Task(asyncio.Task[Any]):
+    """A task of a process. created_s: when what it does was decided."""
+
+    created_s = START_S
+
+
 class Process(asyncio.AbstractEventLoop):
     """A process: an event loop, and the threads of its executors.
 
@@ -163,7 +169,7 @@ class Process(asyncio.AbstractEventLoop):
         self.state = State.RUNNING
         self.backlog: deque[Callable[[], object]] = deque()
         self.threads: set[Any] = set()
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: set[Task] = set()
         self.on_death: list[Callable[[], None]] = []
         self.faults: list[str] = []
         """What its event loop had to report."""
@@ -254,7 +260,8 @@ class Process(asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: contextvars.Context | None = None
     ) -> "asyncio.Task[T]":
-        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        task = Task(coro, loop=self, name=name, context=context)
+        task.created_s = self.kernel.now_s
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task

@@ -33,10 +33,14 @@ TRIGGERS: Final = (
     f"""CREATE TRIGGER older_plan AFTER UPDATE ON plan WHEN (NEW.term, NEW.version) <= (OLD.term, OLD.version)
         {_NOTE} ('plan ' || OLD.term || '.' || OLD.version || ' is followed by ' || NEW.term || '.' || NEW.version);
         END""",
+    "CREATE TABLE lapsed (request text, attempt int, at_s real)",
+    """CREATE TRIGGER lapse BEFORE DELETE ON claim WHEN OLD.until_s <= store_now() BEGIN
+        INSERT INTO lapsed SELECT id, attempt, OLD.until_s FROM request WHERE claim = OLD.id; END""",
     f"""CREATE TRIGGER moved AFTER UPDATE OF state ON batch WHEN OLD.state || ' ' || NEW.state NOT IN {_MOVES}
         {_NOTE} (OLD.id || ' was ' || OLD.state || ' and is ' || NEW.state); END""",
 )
-"""Statements that have the store note what no step of the protocol does."""
+"""Statements that have the store note what no step of the protocol does, and which claims were not renewed in time."""
+_LAPSED: Final = "SELECT at_s FROM lapsed WHERE request = :id AND attempt = :attempt"
 _HELD: Final = """
     SELECT r.state, r.batch, c.agent, c.until_s FROM request r LEFT JOIN claim c ON c.id = r.claim WHERE r.id = :id"""
 _ENDED_OTHERWISE: Final = """
@@ -138,14 +142,24 @@ class Oracles:
         return process.state is State.RUNNING and last_s < since_s
 
     def _has_lease(self, engine: SimulatedEngine, request: str) -> None:
-        """Check that a line is sent within the lease of its claim, by which no other agent can have it."""
+        """Check that a line is sent within the lease of its claim, by which no other agent can have it.
+
+        What counts is when the agent decided it: its process may have been stopped between that and the send.
+        """
         world = self._world
-        since_s = world.kernel.now_s - 2.0 * world.knobs.lease_s
-        if self._was_stopped(engine) or world.store_clock.set_s > since_s or not self._is_held(engine, request):
+        found = _serving(engine.owner, request)
+        if found is None or world.store_clock.set_s > world.kernel.now_s - 2.0 * world.knobs.lease_s:
             return
-        late_s = world.store_clock.now_s() - self._row(request)[3]
-        if late_s > 0.0:
+        decided_s, attempt = found
+        ended_s = self._row(request)[3] if self._is_held(engine, request) else self._lapsed_s(request, attempt)
+        if ended_s is not None and (late_s := decided_s + world.store_clock.ahead_s - ended_s) > 0.0:
             world.violations.append(f"{request} was sent to {engine.process.name} {late_s:.1f} s after its lease")
+
+    def _lapsed_s(self, request: str, attempt: int) -> float | None:
+        """Return when the lease of an attempt ended by the store's clock, ``None`` if it has not lapsed."""
+        with self._world.inner.reading() as session:
+            found = session.rows(_LAPSED, id=request, attempt=attempt)
+        return float(found[0][0]) if found else None
 
     def _all_are_held(self) -> None:
         for engine in self._world.ground.engines:
@@ -203,3 +217,14 @@ class Oracles:
         knobs, now_s = self._world.knobs, self._world.kernel.now_s
         since_s = now_s - knobs.lease_s / 2.0 - knobs.pace - 5.0
         return self._world.quiet_s < since_s and sent.cancelled_s < since_s
+
+
+def _serving(owner: Process, request: str) -> tuple[float, int] | None:
+    """Return when an agent began the task that sends a line, and its attempt; ``None`` without such a task."""
+    for task in owner.tasks:
+        coro = task.get_coro()
+        if coro.__qualname__ == "LineService._serve" and coro.cr_frame is not None:
+            claimed = coro.cr_frame.f_locals["line"].claimed
+            if claimed.id == request:
+                return task.created_s, claimed.attempt
+    return None
