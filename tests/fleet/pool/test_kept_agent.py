@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sloserve.core.clock import ManualClock
+from sloserve.fleet.pool.agent_child import AgentChild
 from sloserve.fleet.pool.kept_agent import AgentFolder, KeptAgent, digest_of, start_digest
 from tests import bounded
 
@@ -105,13 +106,25 @@ def test_an_agent_ends_once_no_pool_has_looked_after_it_for_long_enough(tmp_path
 
 
 @pytest.mark.slow
-def test_one_that_does_not_end_is_ordered_twice_and_then_killed(tmp_path: Path) -> None:
+def test_one_that_does_not_end_is_ordered_twice_and_then_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time after an order begins once the process has it: two orders that wait for a busy process are one."""
+    ended_in, waits = AgentChild._has_ended_in, list[float]()
+
+    async def ended_in_once_ordered(child: AgentChild, seconds: float) -> bool:
+        waits.append(seconds)
+        await bounded.until(lambda: child.log.read_text().count("ordered to end") == len(waits))
+        return await ended_in(child, seconds)
+
+    monkeypatch.setattr(AgentChild, "_has_ended_in", ended_in_once_ordered)
+
     async def all_of_it() -> None:
         kept = Kept(tmp_path, "stubborn")
         running = asyncio.create_task(kept.agent.run())
         await kept.runs()
         await kept.agent.stop(1.0)
         await running
-        assert (kept.folder.path / "agent.log").read_text().count("ordered to end") == 2
+        assert waits == [0.5, 0.5] and kept.agent.report()["status"] == -signal.SIGKILL
 
     bounded.run(all_of_it(), 120.0)
