@@ -18,6 +18,7 @@ from sloserve.fleet.client_routes import GENERATING
 from sloserve.fleet.contract.endpoint import InstanceEndpoint, InstanceResponse, LineSize, Refusal, Refused
 from sloserve.fleet.sizes import prompt_bytes
 from sloserve.fleet.store.group_commit import GroupCommit
+from sloserve.fleet.store.lease import Lease
 from sloserve.fleet.store.records import LineUse, RequestState, Result
 from sloserve.fleet.store.requests import Requests
 from sloserve.fleet.supervised import Faults
@@ -65,7 +66,7 @@ class LineService:
             if left_s <= 0.0:
                 raise TimeoutError
             async with asyncio.timeout(None if left_s == math.inf else left_s):
-                result = await attempted(endpoint, line, self._clock)
+                result = await attempted(endpoint, line, claim.lease, self._clock)
         except TimeoutError:
             result = result_of(line, RequestState.EXPIRED, 0, b"")
         except Refused:
@@ -91,13 +92,16 @@ class LineService:
             await asyncio.sleep(RETRY_S)
 
 
-async def attempted(endpoint: InstanceEndpoint, line: ClaimedLine, clock: Clock) -> Result:
+async def attempted(endpoint: InstanceEndpoint, line: ClaimedLine, lease: Lease, clock: Clock) -> Result:
     """Serve a line, and return how it ended.
 
-    Raises: Refused if it waits for its turn again; TimeoutError at its deadline.
+    Raises: Refused if it waits for its turn again, or its lease ended before a further attempt; TimeoutError at its
+    deadline.
     """
     output = line.output = line.output or LineOutput.of(line.claimed)
     for attempt in range(1, _TRIES + 1):
+        if attempt > 1 and lease.left_s <= 0.0:
+            raise Refused(Refusal.FULL)  # another agent may have it by now
         try:
             with _timed(line, clock):
                 status, body = await _asked(endpoint, line, output, line.due_s - clock.monotonic_s())

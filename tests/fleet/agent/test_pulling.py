@@ -9,17 +9,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from sloserve.core.clock import ManualClock, SystemClock
 from sloserve.core.errors import StoreError
 from sloserve.fleet.agent import line_output, line_service, pulling
-from sloserve.fleet.agent.claims import Pull
+from sloserve.fleet.agent.claims import ClaimedLine, Pull
+from sloserve.fleet.agent.line_service import attempted
 from sloserve.fleet.agent.pulling import Pulling
-from sloserve.fleet.contract.endpoint import InstanceResponse
-from sloserve.fleet.store.records import DurableRequest, RequestState
+from sloserve.fleet.contract.endpoint import InstanceResponse, Refused
+from sloserve.fleet.store.lease import Lease
+from sloserve.fleet.store.records import Claimed, DurableRequest, RequestState
 from sloserve.fleet.store.requests import MOST_LOST, Requests
 from sloserve.fleet.store.store import Store, open_store
 from tests import bounded
@@ -438,6 +440,39 @@ def test_a_commit_that_fails_in_an_unknown_way_is_tried_again(tmp_path: Path, mo
             assert len(await a.until_ended(3)) == 3
 
     run(scenario())
+
+
+@pytest.mark.parametrize("lasts_s", [5.0, 15.0])
+def test_a_line_is_not_sent_again_after_its_lease(lasts_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine breaks it off and lives, and meanwhile the lease has ended: another agent may have the line."""
+    monkeypatch.setattr(line_service, "RETRY_S", 0.0)
+    clock, sent = ManualClock(), list[float]()
+
+    async def send(*_: Any, **__: Any) -> InstanceResponse:
+        sent.append(clock.monotonic_s())
+        clock.advance_to(clock.now_s() + lasts_s)
+        return InstanceResponse(500 if len(sent) == 1 else 200, {}, _parts(b"{}"))
+
+    async def scenario() -> None:
+        line = ClaimedLine(
+            Claimed("x", 1, b'{"model": "m", "prompt": "p", "n": 2}', COMPLETIONS, "batch", None), "m", 1e9
+        )
+        lease = Lease(clock, 15.0)
+        lease.ask()
+        lease.granted()
+        serving = attempted(cast(Any, SimpleNamespace(send=send)), line, lease, clock)
+        if lasts_s == 5.0:
+            assert (await serving).state is RequestState.DONE and len(sent) == 2
+        else:
+            with pytest.raises(Refused):
+                await serving
+            assert len(sent) == 1
+
+    run(scenario())
+
+
+async def _parts(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
 @pytest.mark.slow
