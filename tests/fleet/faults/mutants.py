@@ -253,10 +253,10 @@ MUTANTS: Final = (
         "",
     ),
     Mutant(
-        "a request that was refused keeps its place in the gateway's view",
-        "gateway.dispatch",
-        "        sent.end(refused=refused, gone=gone)\n        self._parts.hold",
-        "        self._parts.hold",
+        "an instance that has refused a request gets none from that gateway ever again",
+        "gateway.gateway_instance",
+        "if self._refused_at is not None and (sent_before >= self._refused_at[0] or made_s > self._refused_at[1]):",
+        "if self._refused_at is not None and sent_before < 0:",
     ),
     Mutant(
         "an engine that is not taken over goes on",
