@@ -376,6 +376,7 @@ def auto_verdict() -> pd.DataFrame:
         "tokens/s, x stock": "tokens/s, x stock",
     }
     names = {"auto": "`auto`"}
+    names["niyama+budget"] = "`niyama`*"
     for name in ("andes", "econo", "edf", "sjf"):
         names[f"{name}, its best size"] = f"`{name}`, each cell at its best step size"
     found = markdown_table("auto", "policy in all cells")[list(heads)].rename(columns=heads)
