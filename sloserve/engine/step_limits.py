@@ -8,14 +8,13 @@ import numpy as np
 
 from sloserve.core.arrays import IntArray
 from sloserve.core.kernels.requests import slots_found
-from sloserve.core.rows import Rows, State
+from sloserve.core.rows import State
 from sloserve.engine.draft_control import choose_drafts, without_drafts
 from sloserve.engine.planned_step import Step
 from sloserve.engine.port import EnginePort, EngineRequest
 from sloserve.engine.request_table import RequestTable
-from sloserve.lso.decode_first import service_order
+from sloserve.lso.decode_first import service_order, unfinished
 from sloserve.lso.lengths import Lengths
-from sloserve.lso.prompt_turns import Turns
 from sloserve.lso.standing import Standing
 from sloserve.lso.step_budget import MOST_PROMPTS, StepBudget
 from sloserve.scheduler.policy import EngineFacts, Plan
@@ -74,14 +73,17 @@ def limit_tokens(
     if engine.encoder_tokens is not None:
         table.note_items(waiting[: min(engine.free_slots, admits, MOST_PROMPTS)])
     in_turn = np.concatenate((aged, table.marks.protected_running())) if table.marks.has_protected else aged
+    passing = None
     if may_pause and table.has_prompts():
         turns = budget.turns(table.rows, served, waiting, in_turn, engine, now_s, standing, admits=admits)
         if turns is not None:
-            order, served = (_in_turn(slots, turns, table.rows) for slots in (order, served))
             served = served[~table.rows.marks(turns.held_back)[served]]
-            pause = np.concatenate((plan.pause, turns.held_back))
-            plan = step.plan = replace(plan, running=order, pause=pause)
+            plan = step.plan = replace(plan, pause=np.concatenate((plan.pause, turns.held_back)))
+            decodes = served.size - int(np.count_nonzero(unfinished(table.rows, served)))
+            passing = min(decodes * engine.decode_tokens + turns.tokens, engine.token_budget)
     tokens = budget.tokens(table.rows, served, waiting, in_turn, engine, now_s, admits=admits)
+    if passing is not None:
+        tokens = passing if tokens is None else min(tokens, passing)
     if tokens is None:
         return step
     counters["limited_steps"] += 1
@@ -135,13 +137,6 @@ def trim_drafts(
     if step.drafts is not None:
         step.plan = without_drafts(plan, engine, step.drafts)
     return step
-
-
-def _in_turn(order: IntArray, turns: Turns, rows: Rows) -> IntArray:
-    """Return ``order``, slots of running requests, with its prompts in progress in their turns, in the same places."""
-    found = order.copy()
-    found[rows.marks(turns.order)[order]] = turns.order
-    return found
 
 
 def queued_slots(table: RequestTable, queue: Iterable[EngineRequest], most: int | None = None) -> IntArray:

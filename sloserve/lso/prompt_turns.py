@@ -11,23 +11,25 @@ its first token is due, or until its output has to begin for a deadline. Where a
 in time further ahead, prompts in progress before it go behind it, the last first, until it is in time, if that is
 possible and each of them can afford it:
 
-- it is in time behind the other prompt, too; or
+- it is in time behind the other prompt, too, with ``HEADROOM``; or
 - it has no target, or is late in any case, and neither is its class more urgent than the other's nor its tenant on a
   lower level of shares.
 
-Aged and promised requests, and requests that no plan may pause, let no other pass. Waiting prompts keep their order.
-Where vLLM limits the chunk of a prompt (``long_prefill_token_threshold``), prompts share a step already, and none waits
-for another.
+The step then computes the prompts that pass and no others: a step filled up with further prompts would begin more and
+more of them. The order of the running requests stays, which is vLLM's order of victims too. Aged and promised requests,
+and requests that no plan may pause, let no other pass. Waiting prompts keep their order. Where vLLM limits the chunk of
+a prompt (``long_prefill_token_threshold``), prompts share a step already, and none waits for another.
 
 While prompts in progress wait, they still get at least ``LEAST_SHARE`` of the time, in full steps, so that none holds
-KV for ever without being computed. Where all running requests wait, a step may be empty if the engine does not admit
-the request for which they wait (for lack of an adapter, say). They wait only once for each such request.
+KV for ever without being computed. A request that was to begin first and was not admitted (for lack of an adapter, say)
+is waited for no longer.
 
 No paper has it. Niyama (Sec. 3) orders all prompts by deadline at each step, and changes the order of admission by that
 as well; here the policy decides on that order, and only prompts in progress move.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -41,21 +43,31 @@ from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.drafted import tokens_per_step
 from sloserve.lso.lengths import Lengths
 from sloserve.lso.plan import EngineFacts
-from sloserve.lso.prompts_beside_decodes import LEAST_SHARE, PromptsBesideDecodes, StepContents, promise_columns
+from sloserve.lso.prompts_beside_decodes import (
+    HEADROOM,
+    LEAST_SHARE,
+    PromptsBesideDecodes,
+    StepContents,
+    promise_columns,
+)
 from sloserve.lso.standing import Standing
+
+
+MOST_IN_PROGRESS: Final = 16
+"""Prompts in progress among which turns are given; more of them are short, or share their steps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """Order of the prompts in progress.
+    """Prompts in progress that let others pass in the next step.
 
     Args:
-        order: Slots of the prompts in progress, in order of service.
-        held_back: Slots of the last of them, which get nothing of the next step, since waiting prompts pass.
+        held_back: Their slots; they get nothing of the step.
+        tokens: Prompt tokens of the prompts that pass, which are all that the step computes.
     """
 
-    order: IntArray
     held_back: IntArray
+    tokens: int
 
 
 class PromptTurns:
@@ -67,7 +79,7 @@ class PromptTurns:
     def __init__(self) -> None:
         self._owed_s = 0.0
         self._held_at_s: float | None = None  # time of the last call if it held prompts back
-        self._passing_seq = -1  # of the request for which all running ones waited last
+        self._awaited: deque[int] = deque(maxlen=64)  # ``seq`` of waiting requests that were to begin first
 
     def of_step(
         self,
@@ -79,7 +91,7 @@ class PromptTurns:
         now_s: float,
         standing: Callable[[], Standing | None],
     ) -> Turns | None:
-        """Return the order of the prompts in progress, if it is another than theirs; else ``None``.
+        """Return which prompts in progress let others pass; ``None`` for none.
 
         Args:
             rows: The request table, up to date for the running requests.
@@ -91,7 +103,7 @@ class PromptTurns:
             standing: Returns the standing of the tenants; called only if a prompt would be late.
         """
         found = self._found(rows, contents, stays, engine, lengths, now_s, standing)
-        self._held_at_s = now_s if found is not None and found.held_back.size else None
+        self._held_at_s = None if found is None else now_s
         return found
 
     def _found(
@@ -105,18 +117,20 @@ class PromptTurns:
         standing: Callable[[], Standing | None],
     ) -> Turns | None:
         found, begun = contents.found, contents.in_progress.size
-        if not begun or len(found) < 2 or engine.chunk_tokens is not None:
+        if not 0 < begun <= MOST_IN_PROGRESS or len(found) < 2 or engine.chunk_tokens is not None:
             return None
         slots = found.slots
         if not (places_stated(rows.ttft_s, slots).size or places_stated(rows.own_e2e_s, slots).size):
             return None
-        prompts = PromptsBesideDecodes(found, contents.beside, engine)
-        full = prompts.load(min(contents.most, prompts.left))
-        full_s = engine.step_latency.step_s(full)
-        need_s = np.diff([found.end(place) for place in range(len(found))], prepend=0) * (full_s / full.prefill_tokens)
+        ends = np.array([found.end(place) for place in range(len(found))])
+        need_s, full_s = _needs(PromptsBesideDecodes(found, contents.beside, engine), ends, contents.most)
+        if not full_s:
+            return None
         slack_s = self._slack_s(rows, contents, engine, lengths, now_s)
-        ends_s = np.cumsum(need_s)
-        endangered = np.flatnonzero((slack_s >= need_s) & (slack_s < ends_s))
+        is_late = (slack_s >= need_s) & (slack_s < np.cumsum(need_s))
+        seqs = rows.seq[slots]
+        is_late[begun:] &= ~np.isin(seqs[begun:], self._awaited)
+        endangered = np.flatnonzero(is_late)
         if not endangered.size:
             return None
         may_wait = np.arange(slots.size) < begun
@@ -125,18 +139,18 @@ class PromptTurns:
         stand = standing()
         level = None if stand is None else stand.levels(rows.account[slots])
         level = np.zeros(slots.size, np.int64) if level is None else level
-        order = let_pass(need_s, slack_s, endangered, may_wait, level, rows.class_rank[slots])
-        if order is None:
+        found_order = let_pass(need_s, slack_s, endangered, may_wait, level, rows.class_rank[slots])
+        if found_order is None or self._is_owed(full_s, now_s):
             return None
-        of_begun = order[order < begun]
-        first_waiting = int(np.argmax(order >= begun)) if order.size > begun else order.size
-        held_back = of_begun[first_waiting:]
-        if held_back.size:
-            if self._is_owed(full_s, now_s):
+        order, held = found_order
+        first = int(order[0])
+        if first >= begun:
+            if int(seqs[first]) in self._awaited:
                 return None
-            if held_back.size == begun and not contents.decodes.size and not self._is_new(rows, slots[order[0]]):
-                return None
-        return Turns(slots[of_begun], slots[held_back])
+            self._awaited.append(int(seqs[first]))
+        passing = order[: int(np.flatnonzero(np.isin(order, held))[0])]
+        tokens = np.diff(ends, prepend=0)
+        return Turns(slots[held], int(tokens[passing].sum()))
 
     def _slack_s(
         self, rows: Rows, contents: StepContents, engine: EngineFacts, lengths: Lengths, now_s: float
@@ -160,11 +174,32 @@ class PromptTurns:
         self._owed_s = 0.0
         return True
 
-    def _is_new(self, rows: Rows, slot: int) -> bool:
-        """Return whether the running requests have not all waited for this request yet."""
-        seq = int(rows.seq[slot])
-        is_new, self._passing_seq = seq != self._passing_seq, seq
-        return is_new
+
+def _needs(prompts: PromptsBesideDecodes, ends: IntArray, most: int) -> tuple[FloatArray, float]:
+    """Return the seconds that each prompt takes in full steps, ``[n]``, and the seconds of the next full step.
+
+    A prompt longer than a step takes steps with the pairs of tokens that its chunks attend to in the mean; they grow
+    with what is computed of it. Both results are 0 if the next step computes nothing.
+
+    Args:
+        prompts: The prompts.
+        ends: Prompt tokens up to the end of each, ``[n]``.
+        most: Prompt tokens that a step can compute at most.
+    """
+    full = prompts.load(min(most, int(ends[-1])))
+    tokens = np.diff(ends, prepend=0)
+    if not full.prefill_tokens:
+        return np.zeros(tokens.size), 0.0
+    latency, beside = prompts.latency, prompts.decodes
+    full_s = latency.step_s(full)
+    need_s = tokens * (full_s / full.prefill_tokens)
+    for place in np.flatnonzero(tokens > most).tolist():
+        before = prompts.found.load(int(ends[place - 1]))[2] if place else 0
+        steps = float(tokens[place]) / most
+        pairs = int((prompts.found.load(int(ends[place]))[2] - before) / steps)
+        load = StepLoad(most, 1, beside.decode_seqs, beside.decode_context_tokens, pairs)
+        need_s[place] = max(need_s[place], steps * latency.step_s(load))
+    return need_s, full_s
 
 
 def let_pass(
@@ -174,8 +209,10 @@ def let_pass(
     may_wait: BoolArray,
     level: IntArray,
     rank: IntArray,
-) -> IntArray | None:
-    """Return the order in which prompts are computed so that more of them are in time; ``None`` if nothing changes.
+) -> tuple[IntArray, IntArray] | None:
+    """Return an order of prompts in which more of them are in time, and which of them went behind others for that.
+
+    The result is ``None`` if nothing changes.
 
     Args:
         need_s: Seconds that each prompt takes, in order of service, ``[n]``.
@@ -187,7 +224,7 @@ def let_pass(
     """
     order = list(range(need_s.size))
     needs, slacks, waits = need_s.tolist(), slack_s.tolist(), may_wait.tolist()
-    changed = False
+    went_behind: set[int] = set()
     for passing in endangered.tolist():
         at = order.index(passing)
         ends = list(itertools.accumulate(needs[one] for one in order[: at + 1]))
@@ -201,14 +238,15 @@ def let_pass(
             if not waits[other]:
                 continue
             # Behind the passing prompt it ends when that one would have ended in its place, or earlier.
-            in_time_behind = slacks[other] >= in_place_s
+            in_time_behind = HEADROOM * slacks[other] >= in_place_s
             late_anyway = not slacks[other] >= ends[place]  # nan too
             comes_first = rank[passing] > rank[other] or level[passing] > level[other]
             if in_time_behind or (late_anyway and not comes_first):
                 behind.append(other)
                 reached_s -= needs[other]
         if behind and reached_s <= slack:
-            stay = [one for one in order[:at] if one not in behind]
+            moved = set(behind)
+            went_behind |= moved
+            stay = [one for one in order[:at] if one not in moved]
             order[: at + 1] = [*stay, passing, *reversed(behind)]
-            changed = True
-    return np.array(order, np.int64) if changed else None
+    return (np.array(order, np.int64), np.array(sorted(went_behind), np.int64)) if went_behind else None

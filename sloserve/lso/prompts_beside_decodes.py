@@ -22,6 +22,8 @@ NEARLY_FREE: Final = 1.03
 
 Reading the weights leaves room for some prompt tokens.
 """
+HEADROOM: Final = 0.95
+"""Share of the time that a request can bear which is planned for: step times are predictions."""
 LEAST_SHARE: Final = 0.1
 """Least share of the full rate at which prompts are computed, whatever decodes or would pass them."""
 LEAST_CHUNK: Final = 64

@@ -29,6 +29,7 @@ from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.lso.plan import EngineFacts
 from sloserve.lso.prompt_turns import PromptTurns, Turns
 from sloserve.lso.prompts_beside_decodes import (
+    HEADROOM,
     LEAST_CHUNK,
     LEAST_SHARE,
     PromptsBesideDecodes,
@@ -41,8 +42,6 @@ MOST_PROMPTS: Final = 64
 """Waiting prompts that are looked at: what one step can begin, and what recent long steps could have saved."""
 SPEND_TOKENS: Final = 64
 """Tokens over which a lead over the promised pace is spent, not at once: the next prompts may come soon."""
-HEADROOM: Final = 0.95
-"""Share of the time that a request can bear which is planned for: step times are predictions."""
 ARRIVALS: Final = 64
 """Last requests of which the rate of arriving prompt tokens is taken; with less than a quarter it is not known."""
 SPREAD_STEPS: Final = 16
@@ -156,7 +155,7 @@ class StepBudget:
         *,
         admits: int = MOST_PROMPTS,
     ) -> Turns | None:
-        """Return the order of the prompts in progress if some let others pass, see :mod:`sloserve.lso.prompt_turns`.
+        """Return which prompts in progress let others pass, see :mod:`sloserve.lso.prompt_turns`.
 
         Args:
             rows: The request table, up to date for ``running``.

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sloserve.core.kernels.kv_layout import KVGroups, KVLayout
 from sloserve.estimator.length.choice import ORACLE
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.lengths import Lengths
-from sloserve.lso.prompt_turns import Turns, let_pass
+from sloserve.lso.prompt_turns import MOST_IN_PROGRESS, Turns, let_pass
 from sloserve.lso.prompts_beside_decodes import LEAST_SHARE
 from sloserve.lso.standing import Standing
 from sloserve.lso.step_budget import StepBudget
@@ -69,7 +70,7 @@ CHAT = prompt(500, 1.0)
 def test_a_prompt_in_progress_waits_for_one_that_would_be_late_behind_it() -> None:
     at = make_snapshot([CHAT], [LONG])
     found = turns(at)
-    assert found is not None and found.order.tolist() == found.held_back.tolist() == [0]
+    assert found is not None and found.held_back.tolist() == [0] and found.tokens == 500
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ def test_a_prompt_in_progress_waits_for_one_that_would_be_late_behind_it() -> No
         (prompt(500, 0.04), LONG, {}),  # it is late even in front
         (prompt(500), LONG, {}),  # it has no target
         (CHAT, prompt(20_000, 2.04), {}),  # the prompt in progress would be late behind it
+        (CHAT, prompt(20_000, 2.1), {}),  # or might be, since step times are predictions
         (CHAT, LONG, {"free_slots": 0}),
         (CHAT, LONG, {"free_blocks": 1250}),  # all of them for the prompt in progress
         (CHAT, LONG, {"admits": 0}),
@@ -113,8 +115,8 @@ def test_a_deadline_leaves_time_for_the_output() -> None:
     for output, expected in ((200, [0]), (290, [0]), (300, [])):  # with 300 tokens it is late in any case
         at = make_snapshot([due | {"oracle_output_tokens": output}], [LONG])
         assert waits(at) == expected
-    # The prompt in progress is due at 4.06 s, and has 2 s of tokens to compute and as many to put out.
-    long = prompt(20_000, e2e_s=4.06, oracle_output_tokens=200, max_tokens=500)
+    # The prompt in progress is due at 4.2 s, and has 2 s of tokens to compute and as many to put out.
+    long = prompt(20_000, e2e_s=4.2, oracle_output_tokens=200, max_tokens=500)
     assert waits(make_snapshot([CHAT], [long])) == [0]
     assert waits(make_snapshot([CHAT], [long | {"own_e2e_s": 4.04}])) == []
 
@@ -122,17 +124,47 @@ def test_a_deadline_leaves_time_for_the_output() -> None:
 def test_only_as_many_wait_as_have_to() -> None:
     """Of two prompts of 0.8 s, the last makes the chat late; behind the first alone it is in time."""
     at = make_snapshot([CHAT], [prompt(8000, 5.0), prompt(8000, 5.0)])
-    found = turns(at)
-    assert found is not None and found.order.tolist() == [0, 1] and found.held_back.tolist() == [1]
+    assert waits(at) == [1]
     assert waits(make_snapshot([prompt(500, 0.5)], [prompt(8000, 5.0), prompt(8000, 5.0)])) == [0, 1]
     # The last may not wait, so the first does.
     assert waits(at, stays=(1,)) == [0]
 
 
-def test_a_prompt_in_progress_goes_first_without_a_pause_of_the_other() -> None:
-    at = make_snapshot([], [LONG, prompt(1000, 0.5)])
+def test_a_prompt_in_progress_passes_another() -> None:
+    """The step has room for its tokens alone: a prompt behind the one that waits begins no earlier than that."""
+    at = make_snapshot([prompt(700)], [LONG, prompt(1000, 0.5)])
     found = turns(at)
-    assert found is not None and found.order.tolist() == [1, 0] and not found.held_back.size
+    assert found is not None and found.held_back.tolist() == [0] and found.tokens == 1000
+
+
+def test_the_pairs_that_a_long_prompt_still_attends_to_count() -> None:
+    """Half of its tokens take more than half of its time."""
+
+    class Pairs(PerToken):
+        def step_s(self, load: StepLoad) -> float:
+            return super().step_s(load) + 1e-9 * load.prefill_attention_tokens2
+
+    long = prompt(20_000, 2.55)
+    assert waits(make_snapshot([CHAT], [long])) == [0]
+    # With 0.4 s for its pairs it is in time in its place, and late behind the chat.
+    assert waits(make_snapshot([CHAT], [long]), step_latency=Pairs()) == []
+
+
+def test_a_step_with_room_for_no_chunk_lets_nobody_pass() -> None:
+    """A chunk has to end at a multiple of the block, and the step has fewer tokens left."""
+    layout = KVLayout((KVGroups(1, 528), KVGroups(3, 528, states=2)))
+    decodes = [prompt(10, computed_tokens=10, output_tokens=1) for _ in range(128)]
+    at = make_snapshot([prompt(1600, 1.0)], [*decodes, LONG | {"computed_tokens": 1056}], max_num_seqs=512)
+    assert turns(at, layout=layout, token_budget=640) is None
+
+
+def test_among_many_prompts_in_progress_nobody_passes() -> None:
+    few, many = (
+        make_snapshot([CHAT], [prompt(20_000)] * num, max_num_seqs=64)
+        for num in (MOST_IN_PROGRESS, MOST_IN_PROGRESS + 1)
+    )
+    facts = {"free_blocks": 100_000}
+    assert waits(few, **facts) and not waits(many, **facts)
 
 
 def test_no_tenant_beyond_its_share_passes_one_within_its_own() -> None:
@@ -147,12 +179,15 @@ def test_no_tenant_beyond_its_share_passes_one_within_its_own() -> None:
     assert waits(spare, standing=beyond) == [0]
 
 
-def test_prompts_that_wait_get_their_least_share_of_the_time() -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_prompts_that_wait_get_their_least_share_of_the_time(begun: bool) -> None:
     """Chats arrive for ever, and each would be late behind the prompt that has begun."""
     budget, now_s, computed_s = StepBudget(Lengths(ORACLE, seed=0)), NOW_S, 0.0
     decode = prompt(10, computed_tokens=10, output_tokens=1)
-    for _ in range(2000):
-        at = make_snapshot([CHAT | {"arrival_s": now_s}], [decode, prompt(20_000)])
+    for number in range(2000):
+        chat = CHAT | {"arrival_s": now_s}
+        at = make_snapshot([] if begun else [chat], [decode, prompt(20_000), *([chat] if begun else [])])
+        at.rows.seq[2] = 10 + number
         step_s = 0.05
         if not waits(at, budget=budget, now_s=now_s):
             step_s = 0.2
@@ -161,17 +196,17 @@ def test_prompts_that_wait_get_their_least_share_of_the_time() -> None:
     assert computed_s / (now_s - NOW_S) == pytest.approx(LEAST_SHARE, rel=0.15)
 
 
-def test_all_that_runs_waits_only_once_for_a_request_that_is_not_admitted() -> None:
-    budget = StepBudget(Lengths(ORACLE, seed=0))
-    at = make_snapshot([CHAT], [LONG])
-    assert [waits(at, budget=budget) for _ in range(3)] == [[0], [], []]
-    another = make_snapshot([CHAT], [LONG])
-    another.rows.seq[1] = 7
-    assert waits(another, budget=budget) == [0]
-    # Beside a decode no step is empty.
+def test_a_request_that_is_not_admitted_is_waited_for_once() -> None:
     decode = prompt(10, computed_tokens=10, output_tokens=1)
-    at = make_snapshot([CHAT], [decode, LONG])
-    assert [waits(at, budget=budget) for _ in range(3)] == [[1], [1], [1]]
+    for running in ([LONG], [decode, LONG]):  # without a decode the step may be empty
+        budget, at = StepBudget(Lengths(ORACLE, seed=0)), make_snapshot([CHAT, CHAT], running)
+        first, second = at.waiting.tolist()
+        assert [len(waits(at, budget=budget)) for _ in range(3)] == [1, 0, 0]
+        # Nor for a request behind it, which would begin after it.
+        at.rows.seq[second] = 8
+        assert waits(at, budget=budget) == []
+        at.rows.seq[first] = 7
+        assert waits(at, budget=budget) == at.running[-1:].tolist()
 
 
 def late_of(order: list[int], need: list[float], slack: list[float]) -> set[int]:
@@ -196,7 +231,8 @@ def test_nobody_becomes_late_who_was_in_time(drawn: list[tuple[int, int, bool, b
     found = let_pass(np.array(need), np.array(slack), endangered, np.array(may_wait), zeros, zeros)
     if found is None:
         return
-    after = found.tolist()
+    after = found[0].tolist()
+    assert 0 < found[1].size <= begun and all(may_wait[one] for one in found[1].tolist())
     assert sorted(after) == before
     assert late_of(after, need, slack) < late_of(before, need, slack)
     fixed = [one for one in after if not may_wait[one]]

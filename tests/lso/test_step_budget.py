@@ -13,8 +13,8 @@ from sloserve.estimator.length.choice import ORACLE
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
 from sloserve.lso.lengths import Lengths
-from sloserve.lso.prompts_beside_decodes import LEAST_SHARE
-from sloserve.lso.step_budget import HEADROOM, MOST_PROMPTS, SPEND_TOKENS, SPREAD_STEPS, StepBudget
+from sloserve.lso.prompts_beside_decodes import HEADROOM, LEAST_SHARE
+from sloserve.lso.step_budget import MOST_PROMPTS, SPEND_TOKENS, SPREAD_STEPS, StepBudget
 from sloserve.scheduler.policy import NO_SLOTS, Snapshot
 from tests.snapshots import make_snapshot
 
