@@ -52,7 +52,6 @@ from sloserve.lso.prompts_beside_decodes import (
 )
 from sloserve.lso.standing import Standing
 
-
 MOST_IN_PROGRESS: Final = 16
 """Prompts in progress among which turns are given; more of them are short, or share their steps."""
 
@@ -62,7 +61,7 @@ class Turns:
     """Prompts in progress that let others pass in the next step.
 
     Args:
-        held_back: Their slots; they get nothing of the step.
+        held_back: Slots of the prompts, which get nothing of the step.
         tokens: Prompt tokens of the prompts that pass, which are all that the step computes.
     """
 
