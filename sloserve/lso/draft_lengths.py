@@ -32,7 +32,8 @@ from sloserve.estimator.step_time.latency import StepLatency, StepLoad
 from sloserve.lso.drafted import DRAFT_COLUMNS, draft_luck, tokens_per_step
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.lso.plan import EngineFacts
-from sloserve.lso.step_budget import HEADROOM, SPEND_TOKENS
+from sloserve.lso.prompts_beside_decodes import HEADROOM
+from sloserve.lso.step_budget import SPEND_TOKENS
 
 LENGTH_OF_DRAFTS: Final = ("all", "load", "slack")
 """Values of the option ``drafts``: as many as vLLM schedules, or fewer by load, or by load and slack."""
