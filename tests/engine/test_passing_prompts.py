@@ -59,3 +59,22 @@ def test_a_long_prompt_ends_beside_chats_without_end() -> None:
     log, pauses = served("fcfs:step_budget=true", request("long", 0.0, LONG_TOKENS, None), *chats)
     assert pauses and np.mean([one.good for one in log.requests[1:]]) > 0.9
     assert float(log.requests[0].token_times_s[0]) < chats[-1].arrival_s
+
+
+def test_a_step_that_chats_pass_in_begins_no_further_long_prompt() -> None:
+    """Filled up with the next of 30 long prompts, such steps begin them all, and all of them wait: 2,072 times."""
+    long = [request(f"long{i}", 0.0, LONG_TOKENS, None) for i in range(30)]
+    chats = [request(f"chat{i}", 0.1 + 0.08 * i, 300, 0.3) for i in range(100)]
+    log, pauses = served("edf:step_budget=true", *long, *chats, kv_blocks=40_000, seats=256)
+    assert np.mean([one.good for one in log.requests if one.request.prompt_tokens == 300]) > 0.9
+    assert 0 < pauses < 2 * len(chats)
+    assert float(log.requests[0].token_times_s[0]) < 0.9
+
+
+def test_a_long_prompt_with_a_target_keeps_it() -> None:
+    """It has a third more than its time alone, which grows with what is computed of it, and lets chats have that."""
+    alone, _ = served("fcfs:step_budget=true", LONG)
+    target_s = 1.3 * float(alone.requests[0].token_times_s[0])
+    chats = [request(f"chat{i}", 0.05 + 0.1 * i, 300, 0.2) for i in range(15)]
+    log, pauses = served("fcfs:step_budget=true", request("long", 0.0, LONG_TOKENS, target_s), *chats)
+    assert pauses and log.requests[0].good
