@@ -57,7 +57,7 @@ MOST_IN_PROGRESS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turns:
+class Passing:
     """Prompts in progress that let others pass in the next step.
 
     Args:
@@ -89,7 +89,7 @@ class PromptTurns:
         lengths: Lengths,
         now_s: float,
         standing: Callable[[], Standing | None],
-    ) -> Turns | None:
+    ) -> Passing | None:
         """Return which prompts in progress let others pass; ``None`` for none.
 
         Args:
@@ -114,7 +114,7 @@ class PromptTurns:
         lengths: Lengths,
         now_s: float,
         standing: Callable[[], Standing | None],
-    ) -> Turns | None:
+    ) -> Passing | None:
         found, begun = contents.found, contents.in_progress.size
         if not 0 < begun <= MOST_IN_PROGRESS or len(found) < 2 or engine.chunk_tokens is not None:
             return None
@@ -149,7 +149,7 @@ class PromptTurns:
             self._awaited.append(int(seqs[first]))
         passing = order[: int(np.flatnonzero(np.isin(order, held))[0])]
         tokens = np.diff(ends, prepend=0)
-        return Turns(slots[held], int(tokens[passing].sum()))
+        return Passing(slots[held], int(tokens[passing].sum()))
 
     def _slack_s(
         self, rows: Rows, contents: StepContents, engine: EngineFacts, lengths: Lengths, now_s: float

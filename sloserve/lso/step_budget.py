@@ -27,7 +27,7 @@ from sloserve.lso.drafted import DRAFT_COLUMNS, tokens_per_step
 from sloserve.lso.lengths import LENGTH_COLUMNS, Lengths
 from sloserve.lso.pace import PACE_COLUMNS, pace_s
 from sloserve.lso.plan import EngineFacts
-from sloserve.lso.prompt_turns import PromptTurns, Turns
+from sloserve.lso.prompt_turns import Passing, PromptTurns
 from sloserve.lso.prompts_beside_decodes import (
     HEADROOM,
     LEAST_CHUNK,
@@ -154,7 +154,7 @@ class StepBudget:
         standing: Callable[[], Standing | None],
         *,
         admits: int = MOST_PROMPTS,
-    ) -> Turns | None:
+    ) -> Passing | None:
         """Return which prompts in progress let others pass, see :mod:`sloserve.lso.prompt_turns`.
 
         Args:

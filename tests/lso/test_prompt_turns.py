@@ -13,7 +13,7 @@ from sloserve.core.kernels.kv_layout import KVGroups, KVLayout
 from sloserve.estimator.length.choice import ORACLE
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.lso.lengths import Lengths
-from sloserve.lso.prompt_turns import MOST_IN_PROGRESS, Turns, let_pass
+from sloserve.lso.prompt_turns import MOST_IN_PROGRESS, Passing, let_pass
 from sloserve.lso.prompts_beside_decodes import LEAST_SHARE
 from sloserve.lso.standing import Standing
 from sloserve.lso.step_budget import StepBudget
@@ -50,7 +50,7 @@ def turns(
     standing: Standing | None = None,
     admits: int = 64,
     **facts: Any,
-) -> Turns | None:
+) -> Passing | None:
     engine = replace(at.engine, **{"step_latency": PerToken(), "token_budget": 2000, "free_blocks": 10_000} | facts)
     found = budget or StepBudget(Lengths(ORACLE, seed=0))
     named = np.array(stays, np.int64)
