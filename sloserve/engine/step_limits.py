@@ -75,15 +75,17 @@ def limit_tokens(
     in_turn = np.concatenate((aged, table.marks.protected_running())) if table.marks.has_protected else aged
     passing = None
     if may_pause and table.has_prompts():
-        turns = budget.turns(table.rows, served, waiting, in_turn, engine, now_s, standing, admits=admits)
-        if turns is not None:
-            served = served[~table.rows.marks(turns.held_back)[served]]
-            plan = step.plan = replace(plan, pause=np.concatenate((plan.pause, turns.held_back)))
-            decodes = served.size - int(np.count_nonzero(unfinished(table.rows, served)))
-            passing = min(decodes * engine.decode_tokens + turns.tokens, engine.token_budget)
+        passing = budget.turns(table.rows, served, waiting, in_turn, engine, now_s, standing, admits=admits)
+    if passing is not None:
+        served = served[~table.rows.marks(passing.held_back)[served]]
+        plan = step.plan = replace(plan, pause=np.concatenate((plan.pause, passing.held_back)))
     tokens = budget.tokens(table.rows, served, waiting, in_turn, engine, now_s, admits=admits)
     if passing is not None:
-        tokens = passing if tokens is None else min(tokens, passing)
+        decodes = served.size - int(np.count_nonzero(unfinished(table.rows, served)))
+        taken = decodes * engine.decode_tokens
+        tokens = min(taken + passing.tokens, engine.token_budget if tokens is None else tokens)
+        if tokens > taken:
+            budget.prompt_turns.begins(passing)
     if tokens is None:
         return step
     counters["limited_steps"] += 1

@@ -63,10 +63,12 @@ class Passing:
     Args:
         held_back: Slots of the prompts, which get nothing of the step.
         tokens: Prompt tokens of the prompts that pass, which are all that the step computes.
+        first: ``seq`` of the request that begins first; ``None`` if that is one in progress.
     """
 
     held_back: IntArray
     tokens: int
+    first: int | None
 
 
 class PromptTurns:
@@ -77,7 +79,7 @@ class PromptTurns:
 
     def __init__(self) -> None:
         self._owed_s = 0.0
-        self._held_at_s: float | None = None  # time of the last call if it held prompts back
+        self._held_at_s: float | None = None  # time at which prompts were last to be held back
         self._awaited: deque[int] = deque(maxlen=64)  # ``seq`` of waiting requests that were to begin first
 
     def of_step(
@@ -101,20 +103,6 @@ class PromptTurns:
             now_s: The present time, in epoch seconds.
             standing: Returns the standing of the tenants; called only if a prompt would be late.
         """
-        found = self._found(rows, contents, stays, engine, lengths, now_s, standing)
-        self._held_at_s = None if found is None else now_s
-        return found
-
-    def _found(
-        self,
-        rows: Rows,
-        contents: StepContents,
-        stays: IntArray,
-        engine: EngineFacts,
-        lengths: Lengths,
-        now_s: float,
-        standing: Callable[[], Standing | None],
-    ) -> Passing | None:
         found, begun = contents.found, contents.in_progress.size
         if not 0 < begun <= MOST_IN_PROGRESS or len(found) < 2 or engine.chunk_tokens is not None:
             return None
@@ -139,17 +127,20 @@ class PromptTurns:
         level = None if stand is None else stand.levels(rows.account[slots])
         level = np.zeros(slots.size, np.int64) if level is None else level
         found_order = let_pass(need_s, slack_s, endangered, may_wait, level, rows.class_rank[slots])
-        if found_order is None or self._is_owed(full_s, now_s):
+        if found_order is None:
             return None
         order, held = found_order
-        first = int(order[0])
-        if first >= begun:
-            if int(seqs[first]) in self._awaited:
-                return None
-            self._awaited.append(int(seqs[first]))
+        first = None if order[0] < begun else int(seqs[order[0]])
+        if first in self._awaited or self._is_owed(full_s, now_s):
+            return None
         passing = order[: int(np.flatnonzero(np.isin(order, held))[0])]
         tokens = np.diff(ends, prepend=0)
-        return Passing(slots[held], int(tokens[passing].sum()))
+        return Passing(slots[held], int(tokens[passing].sum()), first)
+
+    def begins(self, passing: Passing) -> None:
+        """Record that the next step has tokens for the first request that passes, which is waited for only once."""
+        if passing.first is not None:
+            self._awaited.append(passing.first)
 
     def _slack_s(
         self, rows: Rows, contents: StepContents, engine: EngineFacts, lengths: Lengths, now_s: float
@@ -168,6 +159,7 @@ class PromptTurns:
         """Return whether the prompts in progress get this step, which they are owed for the time that they waited."""
         if self._held_at_s is not None:
             self._owed_s += LEAST_SHARE * min(max(now_s - self._held_at_s, 0.0), full_s)
+        self._held_at_s = now_s
         if self._owed_s < full_s:
             return False
         self._owed_s = 0.0

@@ -92,7 +92,7 @@ class StepBudget:
 
     def __init__(self, lengths: Lengths) -> None:
         self.lengths = lengths
-        self._turns = PromptTurns()
+        self.prompt_turns = PromptTurns()
         self._owed_tokens = 0.0
         self._last_s: float | None = None
         self._arrivals: deque[tuple[float, int]] = deque(maxlen=ARRIVALS)
@@ -170,7 +170,7 @@ class StepBudget:
         contents = step_contents(rows, running, waiting[:MOST_PROMPTS], engine, admits)
         if contents is None:
             return None
-        return self._turns.of_step(rows, contents, stays, engine, self.lengths, now_s, standing)
+        return self.prompt_turns.of_step(rows, contents, stays, engine, self.lengths, now_s, standing)
 
     def nothing_to_compute(self) -> None:
         """Record a step that limits no prompt: no prompt is owed anything from before it."""

@@ -49,12 +49,16 @@ def turns(
     stays: tuple[int, ...] = (),
     standing: Standing | None = None,
     admits: int = 64,
+    begins: bool = True,
     **facts: Any,
 ) -> Passing | None:
     engine = replace(at.engine, **{"step_latency": PerToken(), "token_budget": 2000, "free_blocks": 10_000} | facts)
-    found = budget or StepBudget(Lengths(ORACLE, seed=0))
+    asked = budget or StepBudget(Lengths(ORACLE, seed=0))
     named = np.array(stays, np.int64)
-    return found.turns(at.rows, at.running, at.waiting, named, engine, now_s, lambda: standing, admits=admits)
+    found = asked.turns(at.rows, at.running, at.waiting, named, engine, now_s, lambda: standing, admits=admits)
+    if found is not None and begins:
+        asked.prompt_turns.begins(found)
+    return found
 
 
 def waits(at: Snapshot, **options: Any) -> list[int]:
@@ -201,6 +205,8 @@ def test_a_request_that_is_not_admitted_is_waited_for_once() -> None:
     for running in ([LONG], [decode, LONG]):  # without a decode the step may be empty
         budget, at = StepBudget(Lengths(ORACLE, seed=0)), make_snapshot([CHAT, CHAT], running)
         first, second = at.waiting.tolist()
+        # In steps that have no token for a prompt, it could not begin.
+        assert [len(waits(at, budget=budget, begins=False)) for _ in range(3)] == [1, 1, 1]
         assert [len(waits(at, budget=budget)) for _ in range(3)] == [1, 0, 0]
         # Nor for a request behind it, which would begin after it.
         at.rows.seq[second] = 8
