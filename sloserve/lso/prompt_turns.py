@@ -79,7 +79,7 @@ class PromptTurns:
 
     def __init__(self) -> None:
         self._owed_s = 0.0
-        self._held_at_s: float | None = None  # time at which prompts were last to be held back
+        self._held_at_s: float | None = None  # time of the last call if it held prompts back
         self._awaited: deque[int] = deque(maxlen=64)  # ``seq`` of waiting requests that were to begin first
 
     def of_step(
@@ -103,6 +103,7 @@ class PromptTurns:
             now_s: The present time, in epoch seconds.
             standing: Returns the standing of the tenants; called only if a prompt would be late.
         """
+        held_at_s, self._held_at_s = self._held_at_s, None
         found, begun = contents.found, contents.in_progress.size
         if not 0 < begun <= MOST_IN_PROGRESS or len(found) < 2 or engine.chunk_tokens is not None:
             return None
@@ -131,8 +132,10 @@ class PromptTurns:
             return None
         order, held = found_order
         first = None if order[0] < begun else int(seqs[order[0]])
-        if first in self._awaited or self._is_owed(full_s, now_s):
+        held_s = 0.0 if held_at_s is None else min(max(now_s - held_at_s, 0.0), full_s)
+        if first in self._awaited or self._is_owed(held_s, full_s):
             return None
+        self._held_at_s = now_s
         passing = order[: int(np.flatnonzero(np.isin(order, held))[0])]
         tokens = np.diff(ends, prepend=0)
         return Passing(slots[held], int(tokens[passing].sum()), first)
@@ -155,11 +158,9 @@ class PromptTurns:
         found.promise(promise_columns(rows), left=left, step_s=alone_s, starts_s=now_s + engine.busy_s)
         return found.slack_s
 
-    def _is_owed(self, full_s: float, now_s: float) -> bool:
+    def _is_owed(self, held_s: float, full_s: float) -> bool:
         """Return whether the prompts in progress get this step, which they are owed for the time that they waited."""
-        if self._held_at_s is not None:
-            self._owed_s += LEAST_SHARE * min(max(now_s - self._held_at_s, 0.0), full_s)
-        self._held_at_s = now_s
+        self._owed_s += LEAST_SHARE * held_s
         if self._owed_s < full_s:
             return False
         self._owed_s = 0.0
