@@ -86,11 +86,11 @@ class Setting:
     has_burst: bool = False
 
     def experiment(self, seed: int, folder: Path) -> Experiment:
-        """Return the experiment without policies.
+        """Return the experiment with stock as its only policy.
 
         Raises: ConfigError without its trace.
         """
-        flags: dict[str, Any] = {"load": self.load, "max_requests": 300, "engine": MODEL, "policy": ""}
+        flags: dict[str, Any] = {"load": self.load, "max_requests": 300, "engine": MODEL, "policy": STOCK}
         flags |= self.flags
         if isinstance(self.slo, str):
             flags["slo"] = self.slo
@@ -233,7 +233,7 @@ def run(setting: Setting, seed: int, policies: Sequence[str], label: str, rps: f
         if setting.has_burst:
             trace = read_trace(find_trace(setting.flags["trace"]))
             flags = dict(setting.flags) | {"trace": _write(with_burst(trace, found[0].rps, seed), Path(folder))}
-            flags |= {"rate_scale": 1.0, "load": None, "max_requests": 100_000, "engine": MODEL, "policy": ""}
+            flags |= {"rate_scale": 1.0, "load": None, "max_requests": 100_000, "engine": MODEL, "policy": STOCK}
             ours, points = replace(build_experiment(SimulateOptions(**flags)), seeds=(seed,)), None
         named = {"group": setting.group, "setting": setting.name, "load": setting.load, "seed": seed, "label": label}
         rows = []

@@ -1,6 +1,9 @@
 """The settings on which `auto` is judged at the end: each is there once, and generated requests are as described."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from benchmarks.policies.auto_held_out import BURST_S, BURST_TIMES, SEEDS, settings, short_replies, with_burst
 from sloserve.sim.workloads.trace import make_trace
@@ -10,6 +13,14 @@ def test_each_setting_is_there_once_with_seeds_that_no_other_benchmark_has() -> 
     found = [(one.group, one.name, one.load) for one in settings()]
     assert len(set(found)) == len(found) == 24 + 8 + 7 + 3 + 16
     assert min(SEEDS) >= 500
+
+
+@pytest.mark.slow
+def test_a_setting_without_a_trace_file_becomes_an_experiment(tmp_path: Path) -> None:
+    short = next(one for one in settings() if one.group == "seats")
+    experiment = short.experiment(SEEDS[0], tmp_path)
+    assert experiment.seeds == (SEEDS[0],)
+    assert list(experiment.policies) == ["stock"]
 
 
 def test_short_replies_have_the_medians_that_they_are_named_after() -> None:
