@@ -8,6 +8,7 @@ scheduler, or ``auto`` without a word about tasks, at the rate at which stock or
 - ``random``, ``least-loaded``: each call is assigned on arrival, to any instance or to the one with the fewest;
 - ``affinity off``: a gateway with ``affinity: false``;
 - ``affinity``: a gateway as it is;
+- ``caches known``: a gateway that looks into the prefix caches, as exact and immediate KV events would let it;
 - ``3 gateways, own prompts``: each call comes through one of three gateways, which know what they sent themselves;
 - ``3 gateways``: the same, and agents report the prompts of the last seconds to all of them, as it is.
 
@@ -32,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arguments import parser_for
+from benchmarks.fleet.known_caches import KnowingFleet
 from benchmarks.fleet.paced_models import ROUTING, rounds_predicted
 from benchmarks.policies.agent_tasks import KV_BLOCKS, PROFILE, unloaded_s
 from benchmarks.policies.agent_workload import AgentLoop, nothing
@@ -69,7 +71,8 @@ WAYS = {
     "3 gateways, own prompts": Options(gateways=3, reported_prefixes=False),
     "3 gateways": Options(gateways=3),
 }
-NAMES = ("random", "least-loaded", *WAYS)
+KNOWN = "caches known"
+NAMES = ("random", "least-loaded", *WAYS, KNOWN)
 FIGURES = {
     "in_time": "in time", "mean_s": "mean s", "p99_s": "p99 s", "hit_rate": "hits", "computed_over_needed": "computed",
 }  # fmt: skip
@@ -103,6 +106,8 @@ def fleet() -> Fleet:
 def dispatcher(name: str, seed: int) -> Dispatcher:
     if name in WAYS:
         return LiveFleet(EDF, WAYS[name], seed)
+    if name == KNOWN:
+        return KnowingFleet(EDF, Options(), seed)
     return LeastLoaded() if name == "least-loaded" else Random(seed)
 
 

@@ -683,6 +683,7 @@ def fleet_tasks() -> pd.DataFrame:
         "least-loaded": "to the engine with the fewest requests",
         "affinity off": "as with `affinity: false`",
         "affinity": "as a gateway sends them",
+        "caches known": "through a gateway that looks into the caches",
         "3 gateways, own prompts": "through three gateways that know their own requests alone",
         "3 gateways": "through three gateways",
     }

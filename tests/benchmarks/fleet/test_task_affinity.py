@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.fleet.task_affinity import FIGURES, NAMES, OFF, RATES, fleet, means, row_of
+from benchmarks.fleet.task_affinity import FIGURES, KNOWN, NAMES, OFF, RATES, fleet, means, row_of
 from benchmarks.policies.agent_tasks import KV_BLOCKS
 from sloserve.fleet.planning.replayed_model import engine_settings
 
@@ -32,9 +32,10 @@ def test_differences_are_paired_by_seed() -> None:
 
 @pytest.mark.slow
 def test_a_call_finds_its_prefix_with_affinity_and_all_tasks_end() -> None:
-    off, on = (row_of(name, "stock", 0, 4) for name in (OFF, "affinity"))
-    assert off["unfinished"] == on["unfinished"] == 0
-    assert on["hit_rate"] > off["hit_rate"] and on["computed_over_needed"] < off["computed_over_needed"]
+    off, on, known = (row_of(name, "stock", 0, 4) for name in (OFF, "affinity", KNOWN))
+    assert off["unfinished"] == on["unfinished"] == known["unfinished"] == 0
+    for one in (on, known):
+        assert one["hit_rate"] > off["hit_rate"] and one["computed_over_needed"] < off["computed_over_needed"]
 
 
 @pytest.mark.slow
