@@ -34,7 +34,7 @@ import numpy as np
 import psutil
 
 from benchmarks.arguments import parser_for
-from benchmarks.publish import RESULTS, aligned, read_json, write_result
+from benchmarks.publish import RESULTS, aligned, merge_result
 from sloserve.core.clock import ManualClock
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import Targets
@@ -406,7 +406,7 @@ def main() -> None:
     print(aligned([shown, *([str(row.get(name, "")) for name in shown] for row in rows)]))
     path = given.out or (None if given.quick else RESULTS / "picker_choice.json.gz")
     if path is not None:
-        write_result(path, {**read_json(path), given.section: rows})
+        merge_result(path, {given.section: rows})
 
 
 if __name__ == "__main__":

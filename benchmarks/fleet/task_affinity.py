@@ -38,7 +38,7 @@ from benchmarks.fleet.paced_models import ROUTING, rounds_predicted
 from benchmarks.policies.agent_tasks import KV_BLOCKS, PROFILE, unloaded_s
 from benchmarks.policies.agent_workload import AgentLoop, nothing
 from benchmarks.policies.auto_judged import half_95
-from benchmarks.publish import RESULTS, aligned, read_json, write_result
+from benchmarks.publish import RESULTS, aligned, merge_result
 from sloserve.core.outcome import Outcome
 from sloserve.core.request import WorkloadRequest
 from sloserve.core.slo import ClassTable
@@ -190,7 +190,7 @@ def main() -> None:
         found = {"conversations": of_conversations(seeds)}
         print(found)
     if out is not None:
-        write_result(out, {**read_json(out), **found})
+        merge_result(out, found)
 
 
 if __name__ == "__main__":
