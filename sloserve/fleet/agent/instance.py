@@ -25,7 +25,7 @@ from sloserve.fleet.agent.engine_set import EngineSet
 from sloserve.fleet.agent.engine_spec import EngineModel, EngineProcess
 from sloserve.fleet.agent.engine_watch import EngineWatch
 from sloserve.fleet.agent.host_parts import HostParts
-from sloserve.fleet.agent.recent_prefixes import RecentPrefixes
+from sloserve.fleet.agent.recently_sent import RecentlySent
 from sloserve.fleet.agent.renewal import follow_settings
 from sloserve.fleet.agent.switch_methods import SwitchMethod
 from sloserve.fleet.contract.endpoint import (
@@ -109,7 +109,7 @@ class Instance:
         self._is_switching = self._is_leaving = self._is_held = False
         self._renewing = host.renewing
         self._adopted: list[Engine] = []
-        self._recent = RecentPrefixes()
+        self._prompts = RecentlySent[int]()
         self._service = host.service
         self.watch = EngineWatch(name, host, lambda: (self._engines.active, self._phase))
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -156,7 +156,7 @@ class Instance:
             streams=engine.requests.streams if engine else 0,
             room=room,
             room_for_streams=engine.places.for_streams if engine else 0,
-            cached=self._recent.reported(now_s),
+            cached=self._prompts.reported(now_s),
             drain_s=min(drain_s, self._drain_max_s),
             parked=self._engines.parked,
             service_s={} if self._service is None else self._service.of_instance(self._name),
@@ -189,7 +189,7 @@ class Instance:
         """
         engine = self._engine_for(request.model, request.durable)
         taken = self._begun(engine, request, self._clock.monotonic_s())
-        self._recent.sent(read_prefixes(prefixes), request.begun_s)
+        self._prompts.sent(read_prefixes(prefixes), request.begun_s)
         return taken
 
     def resume(self, request: InFlightRequest, socket: Path, at: str | None, age_s: float) -> TakenRequest | None:
@@ -380,7 +380,7 @@ class Instance:
                 await self._engines.close()
                 return False
             finally:
-                self._recent.clear()
+                self._prompts.clear()
         self._phase, self._active, self._since_s = Phase.SERVING, model.name, self._clock.monotonic_s()
         self._report_to_work(self._durable.serves)
         return True

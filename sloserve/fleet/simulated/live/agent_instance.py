@@ -8,7 +8,7 @@ from typing import Final
 from sloserve.core.spans import Phase
 from sloserve.fleet.agent.engine_requests import EngineRequests, InFlightRequest
 from sloserve.fleet.agent.giving_way import GivingWay
-from sloserve.fleet.agent.recent_prefixes import RecentPrefixes
+from sloserve.fleet.agent.recently_sent import RecentlySent
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.engine_places import EnginePlaces
 from sloserve.fleet.contract.reports import InstanceReport
@@ -91,7 +91,7 @@ class AgentInstance:
     sent: dict[str, Sent] = field(default_factory=dict)
     parked: dict[str, list[Sent]] = field(default_factory=dict)
     giving_way: GivingWay = GivingWay()
-    recent: RecentPrefixes | None = None
+    recent: RecentlySent[int] | None = None
     _in_flight: dict[str, EngineRequests] = field(default_factory=dict)
 
     def look(self) -> None:

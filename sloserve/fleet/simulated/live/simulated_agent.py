@@ -7,7 +7,7 @@ from sloserve.core.clock import ManualClock
 from sloserve.fleet.agent.claims import lines_to_claim, may_leave
 from sloserve.fleet.agent.giving_way import LineInEngine, lines_to_preempt, running_groups
 from sloserve.fleet.agent.orders import agendas, planned
-from sloserve.fleet.agent.recent_prefixes import RecentPrefixes
+from sloserve.fleet.agent.recently_sent import RecentlySent
 from sloserve.fleet.agent.tenant_service import TenantService
 from sloserve.fleet.contract.endpoint import Refusal
 from sloserve.fleet.contract.reports import AgentReport
@@ -50,9 +50,7 @@ class SimulatedAgent:
         self.host, self._store, self._options, self._operations = host, store, options, operations
         self._switching, self._where = fleet.switching, where
         self.instances = {
-            view.name: AgentInstance(
-                view, options.places, recent=RecentPrefixes() if options.reported_prefixes else None
-            )
+            view.name: AgentInstance(view, options.places, recent=RecentlySent() if options.reported_prefixes else None)
             for view in views
         }
         self._agendas = agendas(fleet, self.instances)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from sloserve.fleet.agent.recent_prefixes import MOST_REPORTED, REPORTED_S, RecentPrefixes
+from sloserve.fleet.agent.recently_sent import MOST_REPORTED, REPORTED_S, RecentlySent
 from sloserve.fleet.contract.endpoint import read_prefixes, stated_prefixes
 
 
 def test_a_prompt_is_reported_for_some_seconds_after_it_was_last_sent() -> None:
-    recent = RecentPrefixes()
+    recent = RecentlySent[int]()
     recent.sent({"aa": 100, "bb": 200}, 10.0)
     recent.sent({"aa": 150}, 12.0)
     assert dict(recent.reported(12.0)) == {"bb": 200, "aa": 150}
@@ -19,7 +19,7 @@ def test_a_prompt_is_reported_for_some_seconds_after_it_was_last_sent() -> None:
 
 
 def test_the_oldest_of_many_are_left_out() -> None:
-    recent = RecentPrefixes()
+    recent = RecentlySent[int]()
     for i in range(MOST_REPORTED + 1):
         recent.sent({f"{i:04x}": i}, 0.0)
     assert list(recent.reported(0.0).values()) == list(range(1, MOST_REPORTED + 1))
