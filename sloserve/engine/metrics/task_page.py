@@ -151,16 +151,19 @@ class TaskPage:
 class TaskPages:
     """The pages of all API processes of this server, as one of them sees them."""
 
-    def __init__(self, own: TaskPage, clock: Clock, folder: Path | None = None) -> None:
+    def __init__(
+        self, own: TaskPage, clock: Clock, folder: Path | None = None, *, heard: Sequence[TaskPage] = ()
+    ) -> None:
         """Create the pages as this process sees them.
 
         Args:
-            own: Page of this process; if it is not published, it is the only one.
+            own: Page of this process; if it is not published, no other process of this host counts.
             clock: Clock of this process.
             folder: Folder of the pages; ``None`` for the usual one.
+            heard: Pages of reported tasks that processes of other hosts serve.
         """
         self.own = own
-        self._clock, self._folder = clock, folder
+        self._clock, self._folder, self._heard = clock, folder, heard
         self._others: list[TaskPage] = []
         self._looked_s: float | None = None
 
@@ -169,7 +172,7 @@ class TaskPages:
         """Pages of the other processes, as of up to :data:`REFRESH_S` ago; their contents are of now."""
         memory = self.own.memory
         if memory is None:
-            return ()
+            return self._heard
         now_s = self._clock.monotonic_s()
         if self._looked_s is None or now_s - self._looked_s >= REFRESH_S:
             self._looked_s = now_s
@@ -183,7 +186,7 @@ class TaskPages:
                 self._others = [page for page in found(TASKS, read, self._folder) if page is not None]
             except OSError:
                 self._others = []
-        return self._others
+        return [*self._others, *self._heard]
 
     def every(self) -> list[TaskPage]:
         """Return all pages, this process' own first."""

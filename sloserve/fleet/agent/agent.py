@@ -5,7 +5,7 @@ import itertools
 import logging
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -128,7 +128,7 @@ class Agent:
 
         Args:
             for_store: Whether planners read it: then it contains the measured swaps, one for each pair of models, and
-                not the prompts of the last seconds, which gateways read.
+                not the prompts and tasks of the last seconds, which gateways read.
         """
         instances = tuple(instance.report() for instance in self.instances.values())
         held: dict[str, int] = {}
@@ -138,7 +138,7 @@ class Agent:
         return AgentReport(
             host=self._settings.host,
             door=self.endpoint,
-            instances=tuple(replace(one, cached={}) for one in instances) if for_store else instances,
+            instances=tuple(one.for_store() for one in instances) if for_store else instances,
             plan=self.plan(),
             swaps=self.costs.swaps(names) if for_store else (),
             held_bytes=held,

@@ -10,6 +10,7 @@ import aiohttp
 
 from sloserve.core.errors import EngineError
 from sloserve.fleet.contract.endpoint import MODEL_HEADER, PREFIX_HEADER, Refusal, Refused
+from sloserve.fleet.contract.reported_tasks import TASK_HEADER
 from sloserve.fleet.streamed import Streamed
 from sloserve.fleet.timeouts import limit_reached
 from sloserve.wire.headers import HOP_BY_HOP
@@ -22,7 +23,7 @@ _SHOWN_BYTES: Final = 300
 """Most bytes of an engine's error that are repeated in the agent's errors."""
 _LEFT_OUT: Final = frozenset(
     {name.decode() for name in HOP_BY_HOP}
-    | {"host", "content-length", "authorization", "accept-encoding", MODEL_HEADER, PREFIX_HEADER}
+    | {"host", "content-length", "authorization", "accept-encoding", MODEL_HEADER, PREFIX_HEADER, TASK_HEADER}
 )
 """Headers that are not passed on: they belong to one hop, are written again for the next, or are not for engines to see
 

@@ -37,6 +37,7 @@ from sloserve.fleet.contract.endpoint import (
     Refused,
     read_prefixes,
 )
+from sloserve.fleet.contract.reported_tasks import TASK_HEADER, task_in
 from sloserve.fleet.contract.reports import InstanceReport
 from sloserve.fleet.supervised import Faults
 from sloserve.scheduler.virtual_queues.contract import ModelState, RunningSums
@@ -109,7 +110,7 @@ class Instance:
         self._is_switching = self._is_leaving = self._is_held = False
         self._renewing = host.renewing
         self._adopted: list[Engine] = []
-        self._prompts = RecentlySent[int]()
+        self._prompts, self._tasks_sent = RecentlySent[int](), RecentlySent[str]()
         self._service = host.service
         self.watch = EngineWatch(name, host, lambda: (self._engines.active, self._phase))
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -157,6 +158,7 @@ class Instance:
             room=room,
             room_for_streams=engine.places.for_streams if engine else 0,
             cached=self._prompts.reported(now_s),
+            tasks=self._tasks_sent.reported(now_s),
             drain_s=min(drain_s, self._drain_max_s),
             parked=self._engines.parked,
             service_s={} if self._service is None else self._service.of_instance(self._name),
@@ -173,23 +175,26 @@ class Instance:
         line: LineSize | None = None,
     ) -> InstanceResponse:
         request = stream_of(model, body, path.partition("?")[0]) if line is None else line_of(model, line)
-        taken = self.take(request, headers.get(PREFIX_HEADER, ""))
+        taken = self.take(request, headers.get(PREFIX_HEADER, ""), headers.get(TASK_HEADER, ""))
         pause_s = None if line is None else taken.pause_s
         sending = taken.client.send(method, path, headers, body, taken.ended, pause_s)
         return await passed_on(request, sending, taken.ended)
 
-    def take(self, request: InFlightRequest, prefixes: str) -> TakenRequest:
+    def take(self, request: InFlightRequest, prefixes: str, task: str = "") -> TakenRequest:
         """Take a request, which counts as one of the engine until it is reported to have ended.
 
         Args:
             request: The request.
             prefixes: Value of its header ``x-sloserve-prefix``.
+            task: Value of its header ``x-sloserve-task``; empty for none.
 
         Raises: Refused if the instance does not take it.
         """
         engine = self._engine_for(request.model, request.durable)
         taken = self._begun(engine, request, self._clock.monotonic_s())
         self._prompts.sent(read_prefixes(prefixes), request.begun_s)
+        if (known := task_in(task)) is not None:
+            self._tasks_sent.sent(dict([known]), request.begun_s)
         return taken
 
     def resume(self, request: InFlightRequest, socket: Path, at: str | None, age_s: float) -> TakenRequest | None:

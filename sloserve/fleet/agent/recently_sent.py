@@ -1,8 +1,9 @@
-"""What an instance was sent a moment ago, which its report names for all gateways: beginnings of prompts.
+"""What an instance was sent a moment ago, which its report names for all gateways: beginnings of prompts, and tasks.
 
 A gateway knows which prompts it sent itself. The next call of a task may come through another gateway, which should
-send it to the same instance: there the prefix cache has the prompt. The gateway that sends a request states digests of
-its prompt, the agent reports them for a few seconds, and every gateway remembers what it has read.
+send it to the same instance, since the prefix cache there has the prompt, and should know when the task began. The
+gateway that sends a request states digests of its prompt and its task, the agent reports them for a few seconds, and
+every gateway remembers what it has read.
 """
 
 from collections import OrderedDict

@@ -6,15 +6,16 @@ request needs the fleet's key as ``Authorization: Bearer KEY``; without it the r
 ``#HOST``, the host name that its certificate must have.
 
 - ``GET /state``: the agent's report, :class:`~sloserve.fleet.contract.reports.AgentReport` as JSON, without the swaps
-  that it has measured: gateways ask many times a second, and planners find them in the store. It names the prompts of
-  the last seconds, which the store does not get. With ``?known=VERSION&wait_s=SECONDS`` the response comes once the
-  report differs from the version that is named, or after these seconds: with status 204 and no body if it is the same.
-  ``x-sloserve-version`` is the version of the report, and ``x-sloserve-waited-s`` the seconds for which the request
-  waited. An agent that does not send these headers is an older one, which answers at once.
+  that it has measured: gateways ask many times a second, and planners find them in the store. It names the prompts and
+  the tasks of the last seconds, which the store does not get. With ``?known=VERSION&wait_s=SECONDS`` the response comes
+  once the report differs from the version that is named, or after these seconds: with status 204 and no body if it is
+  the same. ``x-sloserve-version`` is the version of the report, and ``x-sloserve-waited-s`` the seconds for which the
+  request waited. An agent that does not send these headers is an older one, which answers at once.
 - ``POST /instances/NAME/...`` (``NAME`` percent-encoded, one segment): the rest of the path is a route of vLLM's
   server, and the engine's response is passed on as it arrives. ``x-sloserve-model`` names the model that is meant,
   ``x-request-id`` goes through all hops. ``x-sloserve-prefix`` names beginnings of the prompt for reports, see
-  :func:`stated_prefixes`; no engine sees it.
+  :func:`stated_prefixes`, and ``x-sloserve-task`` a task, see :mod:`~sloserve.fleet.contract.reported_tasks`; no
+  engine sees either.
 - A refusal has status 503 and ``x-sloserve-refused`` with one of the values of :class:`Refusal`: nothing of a response
   has been passed on, so the request may be sent elsewhere, or here later. A response begins with its first byte.
 - If an engine breaks off before its first byte, the response is 502 with ``x-sloserve-refused: died``; after the first

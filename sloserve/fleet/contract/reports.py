@@ -5,7 +5,7 @@ that the store, or its own clock, gives the report.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -38,6 +38,8 @@ class InstanceReport:
         room_for_streams: Number of these places that are reserved for streams; lines of batches may not use them.
         cached: Tokens of each prompt that streams brought in the last seconds, and that its prefix cache should have by
             now, by digest; bounded, newest last. Only the endpoint reports it, for gateways.
+        tasks: Tasks with calls that streams brought in the last seconds, by key, each as its gateway stated it (see
+            :mod:`~sloserve.fleet.contract.reported_tasks`); bounded, newest last. Only the endpoint reports it.
         drain_s: Expected seconds until all that it runs has ended, or is parked, if its model were to leave now;
             planners count it as part of the swap.
         parked: Number of streams that wait in sleeping engines, by model; they continue once it is active again.
@@ -56,6 +58,7 @@ class InstanceReport:
     room: int = 0
     room_for_streams: int = 0
     cached: Mapping[str, int] = field(default_factory=dict)
+    tasks: Mapping[str, str] = field(default_factory=dict)
     drain_s: float = 0.0
     parked: Mapping[str, int] = field(default_factory=dict)
     service_s: Mapping[str, float] = field(default_factory=dict)
@@ -64,6 +67,10 @@ class InstanceReport:
     def active(self) -> str | None:
         """The model that is active, or is coming in."""
         return next((model for model, state in self.models.items() if state is ModelState.ACTIVE), None)
+
+    def for_store(self) -> "InstanceReport":
+        """Return the report without what changes with each request, and only gateways read."""
+        return replace(self, cached={}, tasks={})
 
 
 def standing_of(one: InstanceReport) -> tuple[Phase, str | None, int]:

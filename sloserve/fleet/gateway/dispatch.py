@@ -9,6 +9,7 @@ from typing import Final
 
 from sloserve.core.errors import DeadlinePassed, EngineError, QueueFull, Rejected
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, Refusal, Refused, stated_prefixes
+from sloserve.fleet.contract.reported_tasks import TASK_HEADER
 from sloserve.fleet.gateway.accounting import RequestAccounting
 from sloserve.fleet.gateway.agent_connections import BrokenResponse, EngineResponse
 from sloserve.fleet.gateway.gateway_instance import SentRequest
@@ -128,6 +129,8 @@ class Dispatch:
         headers = request.headers_after(late_s)
         if held.prompt:
             headers.append((PREFIX_HEADER, stated_prefixes(names_of(held.prompt))))
+        if request.reported_task is not None:
+            headers.append((TASK_HEADER, request.reported_task))
         body = request.body_with(parts.stored.new_id(request, instance.name))
         return await parts.agents.send(instance.endpoint, instance.name, request.route, headers, body, request.model)
 

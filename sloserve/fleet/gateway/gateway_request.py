@@ -78,6 +78,7 @@ class GatewayRequest:
         network_s: Network time in seconds that its header states.
         stated_task: The task of many calls that it is one of; ``None`` if it states none.
         task_due_s: Deadline of that task in epoch seconds, once its first call is known; ``None`` for none.
+        reported_task: What other gateways are to know of that task, once the request was let in; ``None`` for nothing.
         salt: Salt of its prompt in prefix caches; ``None`` for none.
         previous: Id of the stored response that it continues; ``None`` for none.
         is_form: Whether its body is a form.
@@ -105,6 +106,7 @@ class GatewayRequest:
     network_s: float = 0.0
     stated_task: StatedTask | None = None
     task_due_s: float | None = None
+    reported_task: str | None = None
     salt: str | None = None
     previous: str | None = None
     is_form: bool = False

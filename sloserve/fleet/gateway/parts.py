@@ -105,7 +105,7 @@ class GatewayState:
         self.sessions = Sessions(self.limits.max_sessions)
         self.attained = Attained(self.settings.classes.names)
         self.rates = TenantRates(self.clock)
-        self.tasks = GatewayTasks(self.settings, self.clock)
+        self.tasks = GatewayTasks(self.settings, self.secret.for_tasks, self.clock)
         self.places = RequestPlaces(self.limits.max_requests, self.limits.max_body_mib << 20)
         self.calls, self.created_s = TenantPlaces("requests for files and batches", MOST_CALLS), int(self.clock.now_s())
 

@@ -1,4 +1,4 @@
-"""What a fleet's secret makes: salts of prefix caches by tenant, and ids of responses that name their instance.
+"""What a fleet's secret makes: salts of prefix caches by tenant, ids of responses that name their instance, and more.
 
 A prefix cache answers sooner where it has a prompt, which would tell a tenant that another has sent it. Prompts with
 different salts share nothing in the cache. A salt is a keyed hash of the tenant's name, so that another client of an
@@ -6,6 +6,8 @@ attached server cannot name it; a client's own salt is hashed with it.
 
 Stored responses are in the memory of one engine. The id of a response, which the gateway makes, says which instance has
 it, and is valid for one tenant alone. So any gateway of the fleet finds it, and keeps nothing.
+
+Gateways tell each other of tasks by hashes of their names.
 """
 
 import functools
@@ -18,6 +20,7 @@ from typing import Final
 _SALT: Final = b"cache salt"
 _RESPONSE: Final = b"response id"
 _INSTANCE: Final = b"instance"
+_TASK: Final = b"task"
 _PREFIX: Final = "resp_"
 _RANDOM_BYTES, _INSTANCE_BYTES, _PROOF_BYTES, _SALT_BYTES = 16, 8, 8, 16
 _MOST_KEPT: Final = 8192
@@ -44,6 +47,11 @@ class FleetSecret:
             own: Salt that the client sent; ``None`` for none.
         """
         return self._of_tenant(tenant) if own is None else self._digest(_SALT, _SALT_BYTES, tenant, own)
+
+    @property
+    def for_tasks(self) -> bytes:
+        """Secret with which names of tasks are hashed."""
+        return hashlib.blake2b(key=self._key, person=_TASK, digest_size=32).digest()
 
     def response_id(self, tenant: str, instance: str) -> str:
         """Make the id of a response that an instance will store."""

@@ -148,6 +148,8 @@ class Watch:
         now_s = self._parts.clock.monotonic_s()
         if state.report is not None:
             self._instances.reported(state.report, endpoint, sent_before, now_s, made_s)
+            for one in state.report.instances:
+                self._parts.tasks.heard(one.tasks)
             known = _Known(state.version or "", len(state.report.instances))
         elif self._instances.unchanged(endpoint, sent_before, now_s, made_s) != known.instances:
             known = _Known()  # some were forgotten, as the store did not name the endpoint

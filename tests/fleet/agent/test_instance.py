@@ -32,6 +32,7 @@ from sloserve.fleet.contract.endpoint import (
     Refusal,
     Refused,
 )
+from sloserve.fleet.contract.reported_tasks import TASK_HEADER
 from sloserve.fleet.contract.reports import agent_report
 from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.launcher.own import OwnProcesses
@@ -572,6 +573,9 @@ def test_an_engine_with_a_long_prompt_or_nothing_to_do_does_not_hang(tmp_path: P
     run(tmp_path, test, step_s=0.003, hung_s=0.25)
 
 
+TASK = {TASK_HEADER: f"{7:016x}=0,1.000,1.000,,0"}
+
+
 @pytest.mark.slow
 def test_the_door_on_the_wire(tmp_path: Path) -> None:
     async def test(agent: Agent, instance: Instance, launcher: InLoopLauncher) -> None:
@@ -584,7 +588,7 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
             assert report.instances[0].active == "chat" and agent.report().swaps and not report.swaps
 
             async def post(path: str, model: str = "chat", **body: Any) -> aiohttp.ClientResponse:
-                headers = {MODEL_HEADER: model, "x-request-id": "r-7", PREFIX_HEADER: "9f3c=1200"}
+                headers = {MODEL_HEADER: model, "x-request-id": "r-7", PREFIX_HEADER: "9f3c=1200"} | TASK
                 sent = {"model": model, "prompt": "a", "max_tokens": 4, **body}
                 return await http.post(f"/instances/node%2F0{path}", json=sent, headers=headers)
 
@@ -592,8 +596,10 @@ def test_the_door_on_the_wire(tmp_path: Path) -> None:
             assert answer.headers["x-request-id"] == "r-7" and launcher.started[0].engine.seen[-1] == "r-7"
             assert (await answer.json())["choices"][0]["text"] == reply("chat", "a", 4)
             # Gateways read which prompts came; the store does not get them, and a cache that leaves is forgotten.
-            assert agent.report(for_store=False).instances[0].cached == {"9f3c": 1200}
-            assert agent.report().instances[0].cached == {}
+            (one,) = agent.report(for_store=False).instances
+            assert (one.cached, one.tasks) == ({"9f3c": 1200}, {f"{7:016x}": "0,1.000,1.000,,0"})
+            (one,) = agent.report().instances
+            assert (one.cached, one.tasks) == ({}, {})
             await instance.switch("code")
             assert instance.report().cached == {} and await instance.switch("chat")
             other = await post("/v1/completions", "code")

@@ -22,6 +22,7 @@ AGENT = AgentReport(
             running=RunningSums(2, 10.0, 20.0, 30.0, 40.0, 25.0),
             room=6,
             cached={"a1": 16},
+            tasks={"00000000000000a1": "0,1.000,1.000,,0"},
             service_s={"acme": 2.5, "": 0.25},
         ),
     ),

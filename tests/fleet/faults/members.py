@@ -5,7 +5,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -277,7 +277,7 @@ class _Agent:
         return AgentReport(
             host=self._host.name,
             door=self._door,
-            instances=tuple(replace(one, cached={}) for one in instances) if for_store else instances,
+            instances=tuple(one.for_store() for one in instances) if for_store else instances,
             plan=self._plan(),
             swaps=self._costs.swaps(names) if for_store else (),
         )

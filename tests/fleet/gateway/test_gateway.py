@@ -19,6 +19,7 @@ from sloserve.engine.recording.events import EXPIRED, FRONT_END, INVALID, Refuse
 from sloserve.engine.recording.segments import read_segment
 from sloserve.fleet import bounded_protocol as protocol
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, stated_prefixes
+from sloserve.fleet.contract.reported_tasks import TASK_HEADER, reported_task, task_in
 from sloserve.fleet.gateway.fleet_view import FleetView
 from sloserve.fleet.gateway.metrics import NO_MODEL
 from sloserve.fleet.gateway.prefixes import beginnings, names_of, part
@@ -104,6 +105,11 @@ def test_a_request_reaches_its_engine_and_its_answer_comes_back(tmp_path: Path) 
             assert came[PREFIX_HEADER] == stated_prefixes(
                 names_of(beginnings("chat", part(msgspec.Raw()), part(msgspec.Raw(b'"abc"'))))
             )
+            assert TASK_HEADER not in came
+            await to.complete("abc", headers={"x-slo-task-id": "run-7", TASK_HEADER: f"{1:016x}=0,1,1,,0"})
+            known = task_in(to.first.came[-1][TASK_HEADER])
+            assert known is not None and known[0] != f"{1:016x}"
+            assert reported_task(*known) is not None
             missing = await to.complete(max_tokens="x")
             assert missing.status_code == 400 and "request body" in missing.json()["error"]["message"]
             for n in (1e9, 10**9, 0, "x"):
@@ -111,7 +117,7 @@ def test_a_request_reaches_its_engine_and_its_answer_comes_back(tmp_path: Path) 
                 assert (endless.status_code, endless.json()["error"]["param"]) == (400, "n")
             assert (
                 await to.metric('sloserve:gateway_requests_total{class="interactive",model="chat",outcome="completed"}')
-                == 2
+                == 3
             )
 
     run(test)

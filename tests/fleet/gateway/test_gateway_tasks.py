@@ -3,15 +3,18 @@
 from datetime import datetime
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from sloserve.core.clock import ManualClock
 from sloserve.core.errors import QueueFull
+from sloserve.fleet.contract.reported_tasks import ReportedTask, stated_task, task_in
 from sloserve.fleet.gateway.accounting import RequestAccounting
 from sloserve.fleet.gateway.agent_connections import AgentConnections
 from sloserve.fleet.gateway.demand import DemandMeter
 from sloserve.fleet.gateway.gateway_request import GatewayRequest, GatewayRequestReader
 from sloserve.fleet.gateway.gateway_tasks import GatewayTasks
+from sloserve.fleet.gateway.heard_tasks import HeardTasks
 from sloserve.fleet.gateway.held import Hold
 from sloserve.fleet.gateway.instances import Instances
 from sloserve.fleet.gateway.keys import Tenant
@@ -28,6 +31,7 @@ from sloserve.wire.tasks import StatedTask
 
 ROUTE = "/v1/chat/completions"
 T0 = 1_000_000.0
+SECRET = b"of the fleet"
 ID = ("x-slo-task-id", "run-7")
 
 
@@ -35,7 +39,7 @@ class Gateway:
     def __init__(self, **section: Any) -> None:
         self.settings: PluginSettings = plugin_settings({"sloserve": section})
         self.clock = ManualClock(T0)
-        self.reader, self.tasks = GatewayRequestReader(self.settings), GatewayTasks(self.settings, self.clock)
+        self.reader, self.tasks = GatewayRequestReader(self.settings), GatewayTasks(self.settings, SECRET, self.clock)
 
     def request(
         self, *headers: tuple[str, str], body: bytes = b'{"model":"m"}', tenant: str = "acme", route: str = ROUTE
@@ -132,6 +136,71 @@ def test_tasks_of_a_gateway_end_by_age_and_are_bounded() -> None:
     gateway.clock.advance_to(gateway.clock.now_s() + 200.0)
     gateway.tasks.arriving(gateway.request())
     assert len(gateway.tasks) == 0
+
+
+class Fleet:
+    """Several gateways, and what the agents report of the calls that they serve."""
+
+    def __init__(self, gateways: int = 2, **section: Any) -> None:
+        self.gateways = [Gateway(**section) for _ in range(gateways)]
+        self.reported: dict[str, str] = {}
+
+    def call(self, through: int, *headers: tuple[str, str], after_s: float = 0.0) -> float | None:
+        """Serve a call, and return the deadline that its engine gets, in seconds from the start."""
+        at_s = self.gateways[0].clock.now_s() + after_s
+        for one in self.gateways:
+            one.clock.advance_to(at_s)
+        gateway = self.gateways[through]
+        request = gateway.request(*headers)
+        started = gateway.tasks.begins(gateway.tasks.arriving(request), request)
+        found = task_in(request.reported_task or "")
+        assert found is not None and "run-7" not in str(found)
+        self.reported |= dict([found])
+        for one in self.gateways:
+            one.tasks.heard(self.reported)
+        gateway.tasks.ends(started, completed=True)
+        due = dict(request.headers_after(0.0)).get("x-slo-task-deadline")
+        return None if due is None else datetime.fromisoformat(due).timestamp() - T0
+
+
+def test_gateways_agree_when_a_task_began_and_is_due() -> None:
+    fleet, e2e = Fleet(3), ("x-slo-task-e2e-ms", "60000")
+    assert fleet.call(0, ID, e2e) == pytest.approx(60.0, abs=0.01)
+    assert fleet.call(1, ID, e2e, after_s=10.0) == pytest.approx(60.0, abs=0.01)
+    assert fleet.call(2, ID, after_s=10.0) == pytest.approx(60.0, abs=0.01), "a later call need not repeat it"
+    assert fleet.call(1, ID, ("x-slo-task-e2e-ms", "90000"), after_s=1.0) == pytest.approx(90.0, abs=0.01)
+    assert fleet.call(0, ID, after_s=1.0) == pytest.approx(90.0, abs=0.01), "the later statement counts"
+    assert fleet.gateways[2].tasks.arriving(fleet.gateways[2].request(ID)).is_let_in  # type: ignore[union-attr]
+
+
+def test_gateways_agree_that_a_task_is_over() -> None:
+    fleet, e2e = Fleet(), ("x-slo-task-e2e-ms", "60000")
+    fleet.call(0, ID, e2e)
+    fleet.call(1, ID, e2e, ("x-slo-task-last", "1"), after_s=10.0)
+    assert fleet.call(0, ID, e2e, after_s=10.0) == pytest.approx(80.0, abs=0.01), "another task of the same name"
+    assert fleet.call(1, ID, after_s=10.0) == pytest.approx(80.0, abs=0.01)
+
+
+def test_what_is_heard_is_bounded_and_earlier_calls_change_nothing() -> None:
+    heard = HeardTasks(8, ManualClock(T0))
+    for number in range(1, 40):
+        heard.heard(dict([cast(tuple[str, str], task_in(stated_task(number, task_at(T0 + number))))]))
+    assert sorted(heard.page.keys.tolist()) == list(range(32, 40))
+    row = heard.page.row(39)
+    assert row is not None
+    before = row.copy()
+    heard.heard(dict([cast(tuple[str, str], task_in(stated_task(39, task_at(T0 + 5.0))))]))
+    heard.heard({"zz": "1,2,3,,0", "0": "1", f"{39:016x}": "1,2.3.4,3,,0", f"{38:016x}": "9" * 80})
+    assert (row == before)[~np.isnan(before)].all()
+
+
+def task_at(call_s: float) -> ReportedTask:
+    return ReportedTask(0, call_s, T0, T0 + 60.0, False)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1=0,1,1,,0", f"{1:016x}=", f"{1:016x}=1e9,1,1,,0", f"{1:016x}={'1' * 81}"])
+def test_an_agent_reports_no_task_of_another_form(text: str) -> None:
+    assert task_in(text) is None
 
 
 class Waits:

@@ -40,6 +40,7 @@ from sloserve.fleet.agent.forwarding.messages import (
     to_forwarder,
 )
 from sloserve.fleet.contract.endpoint import PREFIX_HEADER, InstanceResponse, LineSize, Refusal, Refused
+from sloserve.fleet.contract.reported_tasks import TASK_HEADER
 from sloserve.fleet.framing import encoded, next_message
 from sloserve.fleet.http import KEEP_ALIVE_S, EmbeddedServer, endpoint_server, keep_renewed
 from sloserve.fleet.supervised import supervised
@@ -94,8 +95,16 @@ class AgentLink:
         """Send a request to the engine that the agent names. Raises: Refused."""
         number = next(self._numbers)
         decided: asyncio.Future[Go] = asyncio.get_running_loop().create_future()
-        prefixes = headers.get(PREFIX_HEADER, "")
-        ask = Ask(number, instance, request.model, prefixes, request.prompt_tokens, request.max_tokens, request.streams)
+        ask = Ask(
+            number,
+            instance,
+            request.model,
+            headers.get(PREFIX_HEADER, ""),
+            request.prompt_tokens,
+            request.max_tokens,
+            request.streams,
+            headers.get(TASK_HEADER, ""),
+        )
         self._asked[number], self._requests[number] = (ask, decided), (request, instance)
         self._write(ask)
         client: EngineClient | None = None

@@ -60,7 +60,7 @@ class ForwarderSettings:
 class TakesRequests(Protocol):
     """An instance that takes requests of forwarders."""
 
-    def take(self, request: InFlightRequest, prefixes: str) -> TakenRequest:
+    def take(self, request: InFlightRequest, prefixes: str, task: str = "") -> TakenRequest:
         """Take a request. Raises: Refused."""
         ...
 
@@ -153,7 +153,7 @@ class ForwarderLink:
     def _decided(self, ask: Ask) -> ToForwarder:
         request = InFlightRequest(ask.model, False, ask.prompt_tokens, ask.max_tokens, ask.streams)
         try:
-            taken = self._instances[ask.instance].take(request, ask.prefixes)
+            taken = self._instances[ask.instance].take(request, ask.prefixes, ask.task)
         except Refused as refused:
             return RefuseAsk(ask.id, refused.reason)
         except Exception:  # a fault of the agent, which must not end the requests of all others

@@ -64,6 +64,7 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
         prompt_tokens: Estimated tokens of its prompt.
         max_tokens: Limit of its output tokens; ``None`` for no limit.
         streams: Whether the engine streams its output.
+        task: Value of its header ``x-sloserve-task``; empty for none.
     """
 
     id: int
@@ -73,6 +74,7 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
     prompt_tokens: float
     max_tokens: int | None
     streams: bool
+    task: str = ""
 
 
 class StreamProgress(msgspec.Struct, tag=True, array_like=True):
