@@ -125,9 +125,20 @@ def _kill_engine(world: "World", rng: Rng) -> Found:
     engine = _one(rng, [one for one in world.ground.engines if one.process.is_alive])
     if engine is None:
         return None
-    _blame(world, engine.owner, engine=engine)
-    engine.kill()
-    return f"kill {engine.process.name}", None, 0.0
+
+    def kill() -> None:
+        _blame(world, engine.owner, engine=engine)
+        engine.kill()
+
+    if rng.random() < 0.5:
+        kill()
+    else:
+        engine.process.at_send = kill  # within a response, which may be complete but for its end
+
+    def undo() -> None:
+        engine.process.at_send = None
+
+    return f"kill {engine.process.name}", undo, 30.0
 
 
 def _stop(world: "World", rng: Rng) -> Found:
@@ -141,6 +152,45 @@ def _stop(world: "World", rng: Rng) -> Found:
 
     _now_or_at_pause(process, rng, stop)
     return f"stop {process.name}", process.resume, _about_a_lease_s(world, rng)
+
+
+def _stop_leader(world: "World", rng: Rng) -> Found:
+    """The planner that leads hangs in the midst of its work, until another one leads or nearly."""
+    leader = world.leader()
+    found = [one.process for one in world.planners if one.process.is_alive and leader == f"{one.place}:{one.starts}"]
+    if not found:
+        return None
+    (process,) = found
+    _after_pauses(process, int(rng.integers(8)), process.stop)
+    lasts_s = world.knobs.planner_lease_s * float(rng.choice([0.8, 1.5, 2.5]) * rng.uniform(0.8, 1.2))
+    return f"stop {process.name}, which leads", process.resume, lasts_s
+
+
+def _after_pauses(process: Process, number: int, call: Callable[[], None]) -> None:
+    """Make a call when threads of the process have paused ``number`` times, and pause again."""
+    process.at_pause = call if number <= 0 else lambda: _after_pauses(process, number - 1, call)
+
+
+def _hang_with_batch(world: "World", rng: Rng) -> Found:
+    """A gateway hangs in the midst of a new batch, and its user cancels the batch through another one."""
+    if len(world.gateways) < 2:
+        return None
+    first, second = (world.gateways[i] for i in rng.permutation(len(world.gateways))[:2].tolist())
+    process, pauses, is_over = first.process, int(rng.integers(16)), False
+    if process.state is not State.RUNNING:
+        return None
+
+    def hang() -> None:
+        if not is_over:
+            _after_pauses(process, pauses, process.stop)
+
+    def undo() -> None:
+        nonlocal is_over
+        is_over = True
+        process.resume()
+
+    world.users.spawn(world.users.create_here_and_cancel_there(first.path, second.path, hang))
+    return f"stop {process.name} with a new batch", undo, 10.0 + _about_a_lease_s(world, rng)
 
 
 def _stop_engine(world: "World", rng: Rng) -> Found:
@@ -291,6 +341,8 @@ _KINDS: Final[dict[str, Callable[["World", Rng], Found]]] = {
     "kill": _kill,
     "kill an engine": _kill_engine,
     "stop": _stop,
+    "stop the leader": _stop_leader,
+    "hang with a batch": _hang_with_batch,
     "stop an engine": _stop_engine,
     "cut from the store": _cut_from_store,
     "cut from an agent": _cut_from_agent,
