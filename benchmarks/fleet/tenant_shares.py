@@ -6,7 +6,7 @@ second.
 
 - ``flood``: sessions stay on their instance. The first tenant sends 42 requests a second to one instance, and 18 to
   each other one, where another tenant sends 24: more than the first one there, and less than it in the fleet;
-- ``burst``: three equal tenants ask for 0.8 of what the fleet serves, and the first for ten times as much in between;
+- ``burst``: three equal tenants ask for 0.8 of what the fleet serves, and the first for ten times as much for 4 s;
 - ``heavy``: two heavy tenants ask for 0.35 of the requests each and ten light ones for the rest, twice what it serves.
 
 The rows: ``stock`` sends each request at once to the instance with the fewest, whose engine serves in order of arrival;
@@ -58,20 +58,20 @@ Stream = tuple[str, int, float, float, float]
 
 def flood(instances: int) -> list[Stream]:
     """Return what comes where the first tenant floods the first instance, and has less of every other one."""
-    others = [(f"t{i}", i, 24.0, 0.0, 20.0) for i in range(1, instances)]
-    return [("t0", 0, 42.0, 0.0, 20.0), *(("t0", i, 18.0, 0.0, 20.0) for i in range(1, instances)), *others]
+    others = [(f"t{i}", i, 24.0, 0.0, 15.0) for i in range(1, instances)]
+    return [("t0", 0, 42.0, 0.0, 15.0), *(("t0", i, 18.0, 0.0, 15.0) for i in range(1, instances)), *others]
 
 
 def burst(instances: int) -> list[Stream]:
     """Return what three tenants send, of which the first sends ten times as much in the second of three spans."""
     each = 0.8 / 3 * SERVED_PER_S * instances
-    return [*((f"t{i}", 0, each, 0.0, 15.0) for i in range(3)), ("t0", 0, 9.0 * each, 5.0, 10.0)]
+    return [*((f"t{i}", 0, each, 0.0, 12.0) for i in range(3)), ("t0", 0, 9.0 * each, 4.0, 8.0)]
 
 
 def heavy(instances: int) -> list[Stream]:
     """Return what two heavy and ten light tenants send."""
     rps = 2.0 * SERVED_PER_S * instances
-    return [(f"t{i}", 0, (0.35 if i < 2 else 0.03) * rps, 0.0, 15.0) for i in range(12)]
+    return [(f"t{i}", 0, (0.35 if i < 2 else 0.03) * rps, 0.0, 12.0) for i in range(12)]
 
 
 SETTINGS: Mapping[str, tuple[Callable[[int], list[Stream]], int]] = {
