@@ -589,6 +589,12 @@ def tenants_burst() -> pd.DataFrame:
     return tenants.burst()
 
 
+@table("tenants.fleet")
+def tenants_fleet() -> pd.DataFrame:
+    """Shares over a fleet beside shares in each engine, a gateway's order, and gateways with fair queues."""
+    return tenants.fleet()
+
+
 @table(
     "auto.held_out_deadlines",
     rows=["`auto`", "`niyama`*", "`econo`*", "`sjf`*", "stock"],
