@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
 Undo = Callable[[], None]
 _HEALTHY: Final = StoreTrouble()
+_LAST_S: Final = 60.0
+"""Seconds at the end of the faults in which a world has faults of one kind alone; a quarter of them if they are few."""
 
 
 class Faults:
-    """Makes faults in a world until it is told to end. A world has some kinds of faults only, some of them often."""
+    """Makes faults in a world until it is told to end. A world has some kinds of faults only, some of them often.
+
+    At the end it has one kind alone for a while: no other fault hides what is left of it.
+    """
 
     def __init__(self, world: "World") -> None:
         self._world, self._rng = world, world.rng
@@ -29,11 +34,13 @@ class Faults:
         kept = self._rng.random(len(kinds)) < self._rng.choice([0.2, 0.5, 1.0])
         self._kinds = [kind for kind, is_kept in zip(kinds, kept, strict=True) if is_kept] or kinds
         self._every_s = float(self._rng.choice([10.0, 30.0, 100.0]))
+        self._last = kinds[int(self._rng.integers(len(kinds)))]
 
     def begin(self, until_s: float) -> None:
         """Make faults from now on, and keep members alive."""
-        self._until_s = until_s
+        self._last_from_s = until_s - min(_LAST_S, (until_s - self._world.kernel.now_s) / 4.0)
         self._next()
+        self._world.kernel.at(self._process, self._last_from_s, lambda: self._make(self._last))
         self._world.kernel.after(self._process, 1.0, self._restart)
 
     def end(self) -> None:
@@ -50,6 +57,11 @@ class Faults:
         if self.is_over:
             return
         kind = self._kinds[int(self._rng.integers(len(self._kinds)))]
+        self._make(kind if self._world.kernel.now_s < self._last_from_s else self._last)
+        self._next()
+
+    def _make(self, kind: str) -> None:
+        """Make a fault of this kind, if the world has a place for it."""
         found = _KINDS[kind](self._world, self._rng)
         if found is not None:
             text, undo, lasts_s = found
@@ -58,7 +70,6 @@ class Faults:
             self._world.counts[kind] += 1
             if undo is not None:
                 self._lasting(text, undo, lasts_s)
-        self._next()
 
     def _lasting(self, text: str, undo: Undo, lasts_s: float) -> None:
         self._number += 1
