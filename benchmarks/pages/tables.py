@@ -589,7 +589,15 @@ def tenants_burst() -> pd.DataFrame:
     return tenants.burst()
 
 
-@table("tenants.fleet")
+@table(
+    "tenants.fleet",
+    columns=[
+        *tenants.FLEET.values(),
+        "tokens/s, of stock's",
+        "tokens/s, of `auto`'s",
+        "error, bound, s",
+    ],
+)
 def tenants_fleet() -> pd.DataFrame:
     """Shares over a fleet beside shares in each engine, a gateway's order, and gateways with fair queues."""
     return tenants.fleet()
