@@ -591,12 +591,8 @@ def tenants_burst() -> pd.DataFrame:
 
 @table(
     "tenants.fleet",
-    columns=[
-        *tenants.FLEET.values(),
-        "tokens/s, of stock's",
-        "tokens/s, of `auto`'s",
-        "error, bound, s",
-    ],
+    rows=["flood, 2", "flood, 8", "burst, 8", "heavy, 8"],
+    columns=[*tenants.FLEET.values(), "tokens/s, of stock's", "error, bound, s"],
 )
 def tenants_fleet() -> pd.DataFrame:
     """Shares over a fleet beside shares in each engine, a gateway's order, and gateways with fair queues."""
