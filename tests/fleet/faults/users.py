@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tests.fleet.faults.kernel import Process
+from tests.fleet.faults.kernel import Process, State
 from tests.fleet.faults.network import Broken, Network
 from tests.fleet.stand_in.engine import POISON, reply
 
@@ -14,6 +14,8 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 _BOUNDARY: Final = "simulated"
 _PATIENCE_S: Final = 120.0
+_HANGS_WITHIN: Final = 50
+"""Looks, each a fifth of a second, within which a gateway hangs that was about to."""
 
 
 @dataclass(frozen=True)
@@ -224,13 +226,23 @@ class Users:
             await self.cancel_one(batch)
 
     async def create_here_and_cancel_there(self, here: str, there: str, created: Callable[[], None]) -> None:
-        """Create a batch at one gateway, and cancel it soon at another. created: Called once there is the batch."""
+        """Create a batch at one gateway, and cancel it at another soon after the first one hangs.
+
+        Args:
+            here: Gateway that hangs.
+            there: Gateway that is asked to cancel.
+            created: Called once there is the batch, to have the first gateway hang soon.
+        """
         file = self._file(self._tenant(), int(self._rng.integers(1, self._most_lines + 1)))
         await self.upload(file)
         if file.id is None:
             return
         if (batch := await self.create(file, path=here)) is not None and batch.id is not None:
             created()
+            for _ in range(_HANGS_WITHIN):
+                if batch.gateway.state is State.STOPPED:
+                    break
+                await asyncio.sleep(0.2)
             await asyncio.sleep(float(self._rng.exponential(1.0)))
             await self.cancel_one(batch, there)
 
