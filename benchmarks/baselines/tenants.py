@@ -87,17 +87,17 @@ class VTC(Policy):
 
     def __init__(self, weights: Sequence[float] = (), *, seed: int = 0) -> None:
         super().__init__(seed=seed)
-        self._counter = TokenCounter(weights, OUTPUT_WEIGHT)
+        self.counter = TokenCounter(weights, OUTPUT_WEIGHT)
         self._waited: set[int] = set()
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._counter.forget(rows, slot)
+        self.counter.forget(rows, slot)
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, waiting = snapshot.rows, snapshot.waiting
-        self._counter.look(rows, snapshot.running)
+        self.counter.look(rows, snapshot.running)
         present = set(rows.account[waiting].tolist())
-        self._counter.lift(sorted(present), sorted(present - self._waited))
+        self.counter.lift(sorted(present), sorted(present - self._waited))
         self._waited = present
         if not waiting.size:
             return Plan.IDENTITY
@@ -107,13 +107,13 @@ class VTC(Policy):
         left = {
             account: deque(in_order[rows.account[in_order] == account][:most].tolist()) for account in sorted(present)
         }
-        at = {account: self._counter.served.get(account, 0.0) for account in left}
+        at = {account: self.counter.served.get(account, 0.0) for account in left}
         order: list[int] = []
         while left and len(order) < most:
             account = min(left, key=lambda one: (at[one], one))
             slot = left[account].popleft()
             order.append(slot)
-            at[account] += float(rows.prompt_tokens[slot]) / self._counter.weight(account)
+            at[account] += float(rows.prompt_tokens[slot]) / self.counter.weight(account)
             if not left[account]:
                 del left[account]
         return Plan(waiting=np.array(order, np.int64))
@@ -126,7 +126,7 @@ class Gateway(Policy):
 
     def __init__(self, weights: Sequence[float] = (), *, seed: int = 0) -> None:
         super().__init__(seed=seed)
-        self._counter = TokenCounter(weights)
+        self.counter = TokenCounter(weights)
         self._held: dict[int, deque[int]] = {}  # slots by account, each in order of arrival; none is empty
         self._sent: dict[int, int] = {}  # place in the order of sending, by slot
         self._places = 0
@@ -135,7 +135,7 @@ class Gateway(Policy):
         self._held.setdefault(int(rows.account[slot]), deque()).append(slot)
 
     def finished(self, rows: Rows, slot: int, now_s: float) -> None:
-        self._counter.forget(rows, slot)
+        self.counter.forget(rows, slot)
         if self._sent.pop(slot, None) is None:
             self._held[int(rows.account[slot])].remove(slot)
             self._forget_empty(int(rows.account[slot]))
@@ -161,7 +161,7 @@ class Gateway(Policy):
 
     def plan(self, snapshot: Snapshot, now_s: float) -> Plan:
         rows, running = snapshot.rows, snapshot.running
-        self._counter.look(rows, running)
+        self.counter.look(rows, running)
         for slot in running.tolist():
             if slot not in self._sent:  # the engine took it while no plan was in force
                 self._held[int(rows.account[slot])].remove(slot)
@@ -187,7 +187,7 @@ class LeastAttained(Gateway):
     """A gateway that sends the request of the tenant with the fewest tokens served."""
 
     def choose(self, rows: Rows, held: dict[int, deque[int]], in_flight: Counter[int]) -> int | None:
-        return min(held, key=lambda account: (self._counter.served.get(account, 0.0), account))
+        return min(held, key=lambda account: (self.counter.served.get(account, 0.0), account))
 
 
 class DeficitRoundRobin(Gateway):
@@ -209,7 +209,7 @@ class DeficitRoundRobin(Gateway):
                 self._deficit[account] -= tokens
                 self._next = account
                 return account
-            self._deficit[account] = self._deficit.get(account, 0.0) + QUANTUM_TOKENS * self._counter.weight(account)
+            self._deficit[account] = self._deficit.get(account, 0.0) + QUANTUM_TOKENS * self.counter.weight(account)
             self._next = account if self._deficit[account] >= tokens else account + 1
 
 

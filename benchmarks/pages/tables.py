@@ -590,6 +590,16 @@ def tenants_burst() -> pd.DataFrame:
 
 
 @table(
+    "tenants.fleet",
+    rows=["flood, 2", "flood, 8", "burst, 8", "heavy, 8"],
+    columns=[*tenants.FLEET.values(), "tokens/s, of stock's", "error, bound, s"],
+)
+def tenants_fleet() -> pd.DataFrame:
+    """Shares over a fleet beside shares in each engine, a gateway's order, and gateways with fair queues."""
+    return tenants.fleet()
+
+
+@table(
     "auto.held_out_deadlines",
     rows=["`auto`", "`niyama`*", "`econo`*", "`sjf`*", "stock"],
     columns=["in time, %", "less `auto`, points", "worst, best setting", "tokens/s, x stock", "least"],

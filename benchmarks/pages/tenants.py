@@ -1,4 +1,4 @@
-"""Table of tenants that share one engine, beside the rivals."""
+"""Tables of tenants that share one engine or a fleet, beside the rivals."""
 
 import pandas as pd
 
@@ -71,6 +71,39 @@ def settings() -> pd.DataFrame:
         row["seeds"] = "/".join(f"{seeds.get((setting, profile, load), 0)}" for load in LOADS)
         shown[f"{setting}{PROFILES[profile]}"] = row
     return pd.DataFrame.from_dict(shown, orient="index").fillna("").rename_axis("setting")
+
+
+FLEET = {
+    "stock": "stock",
+    "deficit round robin": "gateway, deficit round robin",
+    "least attained": "gateway, least attained service",
+    "auto": "`auto`",
+    "each engine": "shares in each engine",
+    "gateway": "and in the gateway",
+    "fleet": "over the fleet",
+}
+"""Names of the rows of ``tenant_shares`` in its table."""
+
+
+def fleet() -> pd.DataFrame:
+    """Return what tenants of a fleet have by setting and instances; cells are of the others, and of the first."""
+    runs = rows("fleet_tenant_shares", "runs").copy()
+    runs["row"] = runs.row.map(FLEET)
+    by = ["setting", "instances"]
+    means, worst = runs.groupby([*by, "row"], sort=False).mean(numeric_only=True), runs.groupby(by, sort=False).max()
+    shown: dict[str, dict[str, str]] = {}
+    for (setting, instances), of in means.groupby(by, sort=False):
+        each = of.droplevel(by)
+        row = {name: f"{each.others[name]:.0f}, {each['first'][name]:.0f}" for name in FLEET.values()}
+        shares = each.loc[FLEET["fleet"]]
+        for other in ("stock", "auto"):
+            row[f"tokens/s, of {FLEET[other]}'s"] = f"{shares.tokens_per_s / each.tokens_per_s[FLEET[other]]:.2f}"
+        row["refused, %"] = f"{each.refused.max():.0f}"
+        row["Jain's index"] = f"{shares.jain:.2f}" if shares.jain == shares.jain else ""
+        most = worst.loc[(setting, instances)]
+        row["error, bound, s"] = f"{most.error_s:.1f}, {most.bound_s:.0f}"
+        shown[f"{setting}, {instances}"] = row
+    return pd.DataFrame.from_dict(shown, orient="index").rename_axis("setting, instances")
 
 
 def _figures(of: pd.DataFrame, others: list[str]) -> dict[str, str]:

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
 Undo = Callable[[], None]
 _HEALTHY: Final = StoreTrouble()
+_LAST_S: Final = 60.0
+"""Seconds at the end of the faults in which a world has faults of one kind alone; a quarter of them if they are few."""
 
 
 class Faults:
-    """Makes faults in a world until it is told to end. A world has some kinds of faults only, some of them often."""
+    """Makes faults in a world until it is told to end. A world has some kinds of faults only, some of them often.
+
+    At the end it has one kind alone for a while: no other fault hides what is left of it.
+    """
 
     def __init__(self, world: "World") -> None:
         self._world, self._rng = world, world.rng
@@ -29,11 +34,13 @@ class Faults:
         kept = self._rng.random(len(kinds)) < self._rng.choice([0.2, 0.5, 1.0])
         self._kinds = [kind for kind, is_kept in zip(kinds, kept, strict=True) if is_kept] or kinds
         self._every_s = float(self._rng.choice([10.0, 30.0, 100.0]))
+        self._last = kinds[int(self._rng.integers(len(kinds)))]
 
     def begin(self, until_s: float) -> None:
         """Make faults from now on, and keep members alive."""
-        self._until_s = until_s
+        self._last_from_s = until_s - min(_LAST_S, (until_s - self._world.kernel.now_s) / 4.0)
         self._next()
+        self._world.kernel.at(self._process, self._last_from_s, lambda: self._make(self._last))
         self._world.kernel.after(self._process, 1.0, self._restart)
 
     def end(self) -> None:
@@ -50,6 +57,11 @@ class Faults:
         if self.is_over:
             return
         kind = self._kinds[int(self._rng.integers(len(self._kinds)))]
+        self._make(kind if self._world.kernel.now_s < self._last_from_s else self._last)
+        self._next()
+
+    def _make(self, kind: str) -> None:
+        """Make a fault of this kind, if the world has a place for it."""
         found = _KINDS[kind](self._world, self._rng)
         if found is not None:
             text, undo, lasts_s = found
@@ -58,7 +70,6 @@ class Faults:
             self._world.counts[kind] += 1
             if undo is not None:
                 self._lasting(text, undo, lasts_s)
-        self._next()
 
     def _lasting(self, text: str, undo: Undo, lasts_s: float) -> None:
         self._number += 1
@@ -125,9 +136,20 @@ def _kill_engine(world: "World", rng: Rng) -> Found:
     engine = _one(rng, [one for one in world.ground.engines if one.process.is_alive])
     if engine is None:
         return None
-    _blame(world, engine.owner, engine=engine)
-    engine.kill()
-    return f"kill {engine.process.name}", None, 0.0
+
+    def kill() -> None:
+        _blame(world, engine.owner, engine=engine)
+        engine.kill()
+
+    if rng.random() < 0.5:
+        kill()
+    else:
+        engine.process.at_send = kill  # within a response, which may be complete but for its end
+
+    def undo() -> None:
+        engine.process.at_send = None
+
+    return f"kill {engine.process.name}", undo, 30.0
 
 
 def _stop(world: "World", rng: Rng) -> Found:
@@ -141,6 +163,45 @@ def _stop(world: "World", rng: Rng) -> Found:
 
     _now_or_at_pause(process, rng, stop)
     return f"stop {process.name}", process.resume, _about_a_lease_s(world, rng)
+
+
+def _stop_leader(world: "World", rng: Rng) -> Found:
+    """The planner that leads hangs in the midst of its work, until another one leads or nearly."""
+    leader = world.leader()
+    found = [one.process for one in world.planners if one.process.is_alive and leader == f"{one.place}:{one.starts}"]
+    if not found:
+        return None
+    (process,) = found
+    _after_pauses(process, int(rng.integers(8)), process.stop)
+    lasts_s = world.knobs.planner_lease_s * float(rng.choice([0.8, 1.5, 2.5]) * rng.uniform(0.8, 1.2))
+    return f"stop {process.name}, which leads", process.resume, lasts_s
+
+
+def _after_pauses(process: Process, number: int, call: Callable[[], None]) -> None:
+    """Make a call when threads of the process have paused ``number`` times, and pause again."""
+    process.at_pause = call if number <= 0 else lambda: _after_pauses(process, number - 1, call)
+
+
+def _hang_with_batch(world: "World", rng: Rng) -> Found:
+    """A gateway hangs in the midst of a new batch, and its user cancels the batch through another one."""
+    if len(world.gateways) < 2:
+        return None
+    first, second = (world.gateways[i] for i in rng.permutation(len(world.gateways))[:2].tolist())
+    process, pauses, is_over = first.process, int(rng.integers(16)), False
+    if process.state is not State.RUNNING:
+        return None
+
+    def hang() -> None:
+        if not is_over:
+            _after_pauses(process, pauses, process.stop)
+
+    def undo() -> None:
+        nonlocal is_over
+        is_over = True
+        process.resume()
+
+    world.users.spawn(world.users.create_here_and_cancel_there(first.path, second.path, hang))
+    return f"stop {process.name} with a new batch", undo, 10.0 + _about_a_lease_s(world, rng)
 
 
 def _stop_engine(world: "World", rng: Rng) -> Found:
@@ -291,6 +352,8 @@ _KINDS: Final[dict[str, Callable[["World", Rng], Found]]] = {
     "kill": _kill,
     "kill an engine": _kill_engine,
     "stop": _stop,
+    "stop the leader": _stop_leader,
+    "hang with a batch": _hang_with_batch,
     "stop an engine": _stop_engine,
     "cut from the store": _cut_from_store,
     "cut from an agent": _cut_from_agent,

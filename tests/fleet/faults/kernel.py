@@ -177,6 +177,8 @@ class Process(asyncio.AbstractEventLoop):
         """Last time at which it was stopped or cut off, or found the store away."""
         self.at_pause: Callable[[], None] | None = None
         """Called once, when a thread of the process is before or after a transaction or a write next."""
+        self.at_send: Callable[[], None] | None = None
+        """Called once, when the process has sent a part of a response next."""
         kernel.processes.append(self)
 
     @property
@@ -209,9 +211,15 @@ class Process(asyncio.AbstractEventLoop):
         if call is not None:
             call()
 
+    def reach_send(self) -> None:
+        """Note that a part of a response is on its way: a fault may have waited for that."""
+        call, self.at_send = self.at_send, None
+        if call is not None:
+            call()
+
     def resume(self) -> None:
         """Go on where it was stopped."""
-        self.at_pause = None
+        self.at_pause = self.at_send = None
         if self.state is State.STOPPED:
             self.state, self.disturbed_s = State.RUNNING, self.kernel.now_s
             for call in self.backlog:

@@ -84,6 +84,7 @@ class Ground:
         lost: Called with the process of an agent that finds that another has its host.
         holders: Holders of claims, by process.
         kept: Engines that outlive their agents, by state folder.
+        instances: Instances of agents that have taken over what they found, by process.
     """
 
     kernel: Kernel
@@ -103,6 +104,7 @@ class Ground:
     engines: list[SimulatedEngine] = field(default_factory=list)
     holders: dict[str, str] = field(default_factory=dict)
     kept: dict[Path, KeptEngines] = field(default_factory=dict)
+    instances: dict[str, list[Instance]] = field(default_factory=dict)
 
     def store_of(self, process: Process) -> Store:
         """Return the store as a process reaches it."""
@@ -307,7 +309,7 @@ class _Agent:
             self._instances[name] = Instance(name, host.device, models, parts, pulling, drain_max_s=drain_s)
             self._instances[name].adopt([(engine, note) for engine, note in found if note.instance == name])
             self._instances[name].follow_file()
-        endpoints = list(self._instances.values())
+        endpoints = ground.instances[process.name] = list(self._instances.values())
         state = StateRoute(
             lambda: self.report(for_store=False), lambda: tuple(one.standing for one in self._instances.values())
         )

@@ -188,6 +188,7 @@ class Network:
             else:
                 part, last = bytes(message.get("body", b"")), not message.get("more_body", False)
                 self._to_client(exchange, lambda: exchange.take(part, last=last))
+                exchange.server.reach_send()
 
         return send
 

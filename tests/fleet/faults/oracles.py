@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from sloserve.core.spans import Phase
 from sloserve.fleet.store.database import Params, Session
 from sloserve.fleet.store.request_sql import FINISH
 from tests.fleet.faults.engines import SimulatedEngine
@@ -97,6 +98,7 @@ class Oracles:
         recent_s = 20.0 + 5.0 * world.knobs.pace
         self._all_are_held()
         self._cancelled_have_left()
+        self._engines_are_known()
         world.violations += self._forbidden()
         owners: dict[str, set[str]] = {}
         for engine in world.ground.engines:
@@ -107,6 +109,25 @@ class Oracles:
         for place, names in owners.items():
             if len(names) > 1:
                 world.violations.append(f"{place} has {len(names)} agents with engines: {sorted(names)}")
+
+    def _engines_are_known(self) -> None:
+        """Check that each engine of an agent is one of its instances' engines, and awake if the instance takes it so.
+
+        While a switch is on its way, or an agent comes or goes, an instance may not know yet.
+        """
+        world = self._world
+        for engine in world.ground.engines:
+            instances = world.ground.instances.get(engine.owner.name)
+            if instances is None or not (engine.owner.state is engine.process.state is State.RUNNING):
+                continue
+            if any(one.is_switching or one._is_leaving or one._phase is Phase.EMPTY for one in instances):
+                continue
+            held = [known for one in instances for known in one._engines._engines if known.process is engine]
+            if not held:
+                world.violations.append(f"{engine.process.name} goes on, and no instance of {engine.owner.name} has it")
+            elif engine.engine.is_sleeping is not (held[0].level > 0):
+                state = "sleeps" if engine.engine.is_sleeping else "is awake"
+                world.violations.append(f"{engine.process.name} {state}, and {engine.owner.name} takes it otherwise")
 
     def lost_host(self, process: Process) -> None:
         """Note that an agent finds that another has its host: nothing else may have kept it from renewing its lease."""

@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tests.fleet.faults.kernel import Process
+from tests.fleet.faults.kernel import Process, State
 from tests.fleet.faults.network import Broken, Network
 from tests.fleet.stand_in.engine import POISON, reply
 
@@ -14,6 +14,8 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 _BOUNDARY: Final = "simulated"
 _PATIENCE_S: Final = 120.0
+_HANGS_WITHIN: Final = 50
+"""Looks, each a fifth of a second, within which a gateway hangs that was about to."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ class Users:
         await self.upload(file)
         if file.id is not None:
             await self.create(file, window or ("10m" if self._rng.random() < 0.1 else "24h"))
+        elif window is None:
+            await self.create_again()
 
     async def upload(self, file: SentFile) -> None:
         self.ledger.files.append(file)
@@ -174,9 +178,10 @@ class Users:
         form = _form(self._file(tenant, 10).content())
         await self._call("POST", "/v1/files", tenant, [form[: len(form) // 2]], _FORM, breaks_off=True)
 
-    async def create(self, file: SentFile, window: str = "24h") -> SentBatch | None:
+    async def create(self, file: SentFile, window: str = "24h", path: str | None = None) -> SentBatch | None:
+        """Create a batch. path: Gateway that is asked; ``None`` for any."""
         self._count += 1
-        path, gateway = self._gateway()
+        path, gateway = self._gateway() if path is None else (path, self._network.server(path))
         if gateway is None:
             return None
         batch = SentBatch(self._count, file.tenant, file, gateway, window, asked_s=self.process.kernel.now_s)
@@ -205,9 +210,9 @@ class Users:
         if known:
             await self.cancel_one(known[int(self._rng.integers(len(known)))])
 
-    async def cancel_one(self, batch: SentBatch) -> None:
+    async def cancel_one(self, batch: SentBatch, path: str | None = None) -> None:
         batch.cancel_asked = True
-        status, _, _ = await self._call("POST", f"/v1/batches/{batch.id}/cancel", batch.tenant, [b""], ())
+        status, _, _ = await self._call("POST", f"/v1/batches/{batch.id}/cancel", batch.tenant, [b""], (), path=path)
         if status == 200:
             batch.cancel_accepted = True
             batch.cancelled_s = min(batch.cancelled_s, self.process.kernel.now_s)
@@ -219,6 +224,27 @@ class Users:
         if file.id is not None and (batch := await self.create(file)) is not None and batch.id is not None:
             await asyncio.sleep(float(self._rng.exponential(2.0)))
             await self.cancel_one(batch)
+
+    async def create_here_and_cancel_there(self, here: str, there: str, created: Callable[[], None]) -> None:
+        """Create a batch at one gateway, and cancel it at another soon after the first one hangs.
+
+        Args:
+            here: Gateway that hangs.
+            there: Gateway that is asked to cancel.
+            created: Called once there is the batch, to have the first gateway hang soon.
+        """
+        file = self._file(self._tenant(), int(self._rng.integers(1, self._most_lines + 1)))
+        await self.upload(file)
+        if file.id is None:
+            return
+        if (batch := await self.create(file, path=here)) is not None and batch.id is not None:
+            created()
+            for _ in range(_HANGS_WITHIN):
+                if batch.gateway.state is State.STOPPED:
+                    break
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(float(self._rng.exponential(1.0)))
+            await self.cancel_one(batch, there)
 
     async def create_and_cancel(self, tenant: str, pace: float) -> None:
         """Create a batch that takes a while, and cancel it once a part of it runs."""

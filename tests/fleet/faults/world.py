@@ -251,6 +251,12 @@ class World:
             found = session.rows("SELECT term FROM leader")
         return int(found[0][0]) if found else 0
 
+    def leader(self) -> str | None:
+        """Return the holder of the planner's lead; ``None`` if there is none."""
+        with self.inner.reading() as session:
+            found = session.rows("SELECT holder FROM leader")
+        return str(found[0][0]) if found else None
+
     @property
     def hours(self) -> float:
         """Return the virtual hours until now."""

@@ -49,7 +49,7 @@ def attainment(options: Options, workload: list[WorkloadRequest]) -> dict[str, f
 def test_a_tenant_within_its_share_of_the_fleet_comes_first_where_it_has_more_than_the_other() -> None:
     """b sends more than a to the one instance that it uses, and a has most of the other one.
 
-    By the shares of that instance alone b is beyond its own. The documentation has the means of seeds 0 to 2.
+    By the shares of that instance alone b is beyond its own. ``benchmarks.fleet.tenant_shares`` has more of it.
     """
     workload = requests(0, 20.0, ax=18.0, ay=42.0, bx=24.0)
     each, shared = (attainment(Options(share=share), workload) for share in (False, True))
