@@ -1,6 +1,6 @@
 """What vLLM's prefix cache knows of requests: the contents of their blocks, and how much of a waiting one is cached."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.v1.request import Request
@@ -88,6 +88,18 @@ def _still_hit(coordinator: Any, block_pool: Any, hashes: Sequence[Any], tokens:
     # Where there are several groups vLLM looks a block further, and drops that one.
     most = tokens if dropping and len(coordinator.single_type_managers) > 1 else tokens - 1
     return is_unchanged(cached, len(groups), whole, min(most // size, len(hashes)), before // size, dropping)
+
+
+def watched(scheduler: Any, block_ids: Sequence[int]) -> Callable[[], bool]:
+    """Return a function that says whether full blocks still have the content that they have now.
+
+    vLLM takes its content from a block before a request may write it. One that the cache does not know says ``False``.
+    """
+    blocks = [scheduler.kv_cache_manager.block_pool.blocks[block] for block in block_ids]
+    contents = [block.block_hash for block in blocks]
+    if None in contents:
+        return lambda: False
+    return lambda: all(block.block_hash == content for block, content in zip(blocks, contents, strict=True))
 
 
 def unfound_blocks(scheduler: Any) -> int:
