@@ -116,7 +116,7 @@ def test_copies_that_never_end_by_themselves_are_whole(engine: Engine, monkeypat
     stock = serve(engine)
     engine.use_sloserve({"policy": "auto"})
     begins = BesideCopies.begins
-    monkeypatch.setattr(BesideCopies, "begins", lambda self, ends_s, is_there: begins(self, math.inf, is_there))
+    monkeypatch.setattr(BesideCopies, "begins", lambda self, ends_s, *rest: begins(self, math.inf, *rest))
     with copying_by(LateCopier, 2) as copier:
         ours = serve(engine)
         assert copier.most_beside > 1 and ours.outputs == stock.outputs

@@ -5,10 +5,17 @@ of a request that ends are the last ones that vLLM uses again, after all that we
 beside the steps until one of them may write a block of it, and only that step waits for what is left.
 
 Such a block is known by its content in the prefix cache: who may write a block first takes this from it.
+
+Each step looks at the blocks of all copies, :data:`MOST_BLOCKS` at most, since the engine waits meanwhile.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+MOST_BLOCKS: Final = 16_384
+"""Blocks at which one step looks, newest copies first: the step waits for older ones. They take about 0.5 ms."""
+_BLOCKS_OF_A_LOOK: Final = 32
+"""Blocks that take as long as the look at a copy without blocks."""
 
 
 class _Copy(NamedTuple):
@@ -17,11 +24,13 @@ class _Copy(NamedTuple):
     Args:
         number: The place of the copy among all copies, from 1.
         ends_s: When it is predicted to end.
+        num_blocks: Number of its blocks.
         is_there: Returns whether its blocks still have their content.
     """
 
     number: int
     ends_s: float
+    num_blocks: int
     is_there: Callable[[], bool]
 
 
@@ -35,15 +44,16 @@ class BesideCopies:
     def __len__(self) -> int:
         return len(self._copies)
 
-    def begins(self, ends_s: float, is_there: Callable[[], bool]) -> int:
+    def begins(self, ends_s: float, num_blocks: int, is_there: Callable[[], bool]) -> int:
         """Note a copy that begins with the next step; return its number.
 
         Args:
             ends_s: When it is predicted to end.
+            num_blocks: Number of its blocks.
             is_there: Returns whether all its blocks have the content that is copied.
         """
         self._number += 1
-        self._copies.append(_Copy(self._number, ends_s, is_there))
+        self._copies.append(_Copy(self._number, ends_s, num_blocks, is_there))
         return self._number
 
     def awaited(self, now_s: float) -> int:
@@ -52,12 +62,11 @@ class BesideCopies:
         Call it once the step has its blocks. A copy that is predicted to have ended is waited for too, which takes no
         time if it has.
         """
-        last = 0
-        for place, one in enumerate(self._copies, 1):
-            if one.ends_s <= now_s or not one.is_there():
-                last = place
-        if not last:
-            return 0
-        number = self._copies[last - 1].number
-        del self._copies[:last]
-        return number
+        unseen = MOST_BLOCKS
+        for place in range(len(self._copies) - 1, -1, -1):
+            one = self._copies[place]
+            unseen -= one.num_blocks + _BLOCKS_OF_A_LOOK
+            if one.ends_s <= now_s or unseen < 0 or not one.is_there():
+                del self._copies[: place + 1]
+                return one.number
+        return 0

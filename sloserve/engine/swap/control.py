@@ -161,7 +161,7 @@ class SwapControl:
             num_blocks: Number of blocks, above 0.
             is_there: Returns whether all of them have the content that is copied.
         """
-        return self.beside.begins(self.stores(num_blocks), is_there)
+        return self.beside.begins(self.stores(num_blocks), num_blocks, is_there)
 
     def awaited(self) -> int:
         """Return the number of the last copy that the step which has just got its blocks must wait for; 0 for none."""
