@@ -136,13 +136,13 @@ class GroupedBlocks(KVBlocks):
         return self._nodes.first(index, tokens // self.block_size) if self.caches else ()
 
     def watched(self, index: int, places: Sequence[range]) -> Callable[[], bool]:
-        node_of = self._pool.node_of
+        changes_of = self._pool.changes_of
         tables = zip(self._tables[index], places, strict=True)
         blocks = [block for table, of_group in tables for block in table[of_group.start : of_group.stop]]
-        nodes = [node_of(block) for block in blocks]
-        if None in nodes:
+        changes = list(map(changes_of, blocks))
+        if any(self._pool.node_of(block) is None for block in blocks):
             return lambda: False
-        return lambda: all(node_of(block) == node for block, node in zip(blocks, nodes, strict=True))
+        return lambda: list(map(changes_of, blocks)) == changes
 
     def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0, *, loaded: int = 0) -> bool:
         if self._keeps_states and self._waits_for_state(hit):
