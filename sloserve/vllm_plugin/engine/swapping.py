@@ -149,9 +149,10 @@ class Swapping:
         """Keep the KV of a request's first ``tokens`` tokens, or of all; return whether it is kept."""
         tokens = request.num_computed_tokens if tokens is None else tokens
         blocks = compat.block_ids(self._scheduler, request)
-        beside = self._beside if ends else None
+        # Other connectors write the blocks of their loads from streams and threads that wait for no copy of ours.
+        beside = self._beside if ends and self.alone else None
         stored = self._connector.update_state_before_preempt(request, blocks, tokens, worth_s, ends=ends, beside=beside)
-        if stored and not ends:
+        if stored and beside is None:
             self._control.stores(stored)
         return stored is not None
 
