@@ -1,5 +1,6 @@
 """Blocks that a copy reads: known to have been given away, even if a request has written the same content to them."""
 
+import random
 from typing import Any
 
 import pytest
@@ -58,3 +59,51 @@ def test_blocks_are_not_there_after_a_reset(cache: Any) -> None:
     for block in cache.manager.block_pool.blocks:
         block.reset_hash()  # what reset_prefix_cache does once nothing holds a block
     assert not is_there()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_block_of_a_copy_is_handed_out_unnoticed(seed: int) -> None:
+    """Random steps of requests that share prompts, against a record of the blocks that vLLM hands out to be written."""
+    rng, cache = random.Random(seed), Cache()
+    manager, pool = cache.manager, cache.manager.block_pool
+    manager.free(cache.request("first", CACHED))
+    written: set[int] = set()
+    get_new_blocks = pool.get_new_blocks
+
+    def noted(count: int) -> Any:
+        blocks = get_new_blocks(count)
+        written.update(block.block_id for block in blocks)
+        return blocks
+
+    pool.get_new_blocks = noted
+    running: list[Any] = []
+    copies: list[tuple[list[int], Any]] = []
+    numbers = {"noticed": 0, "intact": 0, "same content": 0}
+    for step in range(1000):
+        for request in list(running):
+            if rng.random() < 0.4:
+                running.remove(request)
+                (ids,) = manager.get_block_ids(request.request_id)
+                if rng.random() < 0.7:
+                    full = ids[: request.num_tokens // BLOCK]
+                    copies.append((full, prefix_cache.watched(cache.scheduler, full)))
+                    assert copies[-1][1]()
+                manager.free(request)
+        before = {block.block_id: block.block_hash for block in pool.blocks}
+        manager.new_step_starts()
+        for number in range(rng.randrange(4)):
+            request = cache.request(f"{step} {number}", BLOCK * rng.randrange(1, 9) + rng.choice((0, 0, 5)))
+            hit, tokens, *_ = manager.get_computed_blocks(request)
+            if manager.allocate_slots(request, request.num_tokens - tokens, tokens, hit) is not None:
+                running.append(request)
+        numbers["same content"] += any(pool.blocks[i].block_hash == before[i] is not None for i in written)
+        for one in list(copies):
+            ids, is_there = one
+            if is_there():
+                numbers["intact"] += 1
+                assert written.isdisjoint(ids)
+            else:
+                numbers["noticed"] += 1
+                copies.remove(one)
+        written.clear()
+    assert min(numbers.values()) > 10, numbers
