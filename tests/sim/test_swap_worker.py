@@ -54,6 +54,15 @@ def test_a_copy_beside_steps_makes_the_step_wait_that_is_told_to() -> None:
     assert worker.step([], [], 30.0).longer_s == 0.0
 
 
+def test_a_copy_beside_steps_that_begins_without_a_step_makes_a_later_one_wait() -> None:
+    worker = VirtualSwapWorker(BLOCK, RATE)
+    blocks = list(range(STAGING_BYTES // BLOCK + 50))
+    rest_s = (len(blocks) * BLOCK - STAGING_BYTES) / RATE
+    worker.store([(1, blocks), (0, [0])], 0.0)
+    assert worker.step([], [], rest_s / 2, 0).longer_s == 0.0
+    assert worker.step([], [], rest_s / 2, 1).longer_s == pytest.approx(rest_s / 2, rel=2e-2)
+
+
 @pytest.mark.slow
 def test_runs_with_swap_space_say_what_they_moved_and_stock_has_none() -> None:
     experiment = build_experiment(SimulateOptions(

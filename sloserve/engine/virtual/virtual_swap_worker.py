@@ -128,8 +128,10 @@ class VirtualSwapWorker:
 
     def store(self, stores: Iterable[Store], now_s: float) -> float:
         """Take up copies to the host without a step; return when all copies to the host have ended."""
-        for _, host_ids in stores:
-            self._store(host_ids, now_s, 0.0)
+        for number, host_ids in stores:
+            until_s = now_s + self._store(host_ids, now_s, 0.0)
+            if number:
+                self._beside.append((number, until_s))
         return self._out_until_s
 
     def _store(self, host_ids: Sequence[int], start_s: float, longer_s: float) -> float:

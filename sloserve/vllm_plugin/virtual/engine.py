@@ -112,6 +112,9 @@ class VirtualEngine(EventLoop):
         super().__init__(settings, profile, VirtualFrontEnd(settings, admission, lengths), noise)
         if additional_config is not None:
             self._swap_worker = VirtualSwapWorker.of(settings, profile)
+        self._awaited = (
+            0.0  # the last copy beside steps that the next step waits for, if the scheduler said so before it
+        )
         block_bytes = None if self._swap_worker is None else settings.block_bytes(profile)
         arguments = scheduler_arguments(settings, additional_config or {}, block_bytes)
         self.scheduler: Any
@@ -177,7 +180,9 @@ class VirtualEngine(EventLoop):
         request = self.scheduler.requests.get(request_id)
         if request is not None and request.status == RequestStatus.RUNNING:
             self.scheduler.keep_kv(request)
-        return [(0, copy.host_ids) for copy in self.scheduler.connector.build_connector_meta(None).stores]
+        orders = self.scheduler.connector.build_connector_meta(None)
+        self._awaited = max(self._awaited, orders.awaited)  # said once: the next step waits
+        return [(copy.number, copy.host_ids) for copy in orders.stores]
 
     def _has_requests(self) -> bool:
         return bool(self.scheduler.has_requests())
@@ -235,7 +240,8 @@ class VirtualEngine(EventLoop):
             orders = output.kv_connector_metadata
             loads = [(copy.request_id, copy.host_ids) for copy in orders.loads]
             stores = [(copy.number, copy.host_ids) for copy in orders.stores]
-            told = self._swap_worker.step(stores, loads, start_s, orders.awaited)
+            awaited, self._awaited = max(self._awaited, orders.awaited), 0.0
+            told = self._swap_worker.step(stores, loads, start_s, awaited)
         if not output.total_num_scheduled_tokens:
             self._counters["empty_steps"] += 1
             return _VirtualBatch(output, [], start_s + told.longer_s, planning_s, told)
