@@ -8,7 +8,9 @@ import pytest
 pytestmark = pytest.mark.vllm
 
 
-@pytest.mark.parametrize(("ends", "alone", "expected"), [(True, True, ["beside"]), (True, False, [3]), (False, True, [3])])
+@pytest.mark.parametrize(
+    ("ends", "alone", "expected"), [(True, True, ["beside"]), (True, False, [3]), (False, True, [3])]
+)
 def test_only_copies_of_ended_requests_go_on_beside_steps_and_only_without_other_connectors(
     ends: bool, alone: bool, expected: list[Any]
 ) -> None:
@@ -24,7 +26,9 @@ def test_only_copies_of_ended_requests_go_on_beside_steps_and_only_without_other
 
     swapping: Any = Swapping.__new__(Swapping)
     swapping.alone = alone
-    swapping._scheduler = SimpleNamespace(kv_cache_manager=SimpleNamespace(get_block_ids=lambda request_id: ([1, 2, 3],)))
+    swapping._scheduler = SimpleNamespace(
+        kv_cache_manager=SimpleNamespace(get_block_ids=lambda request_id: ([1, 2, 3],))
+    )
     swapping._connector = SimpleNamespace(update_state_before_preempt=ordered)
     swapping._control = SimpleNamespace(stores=noted.append)
     swapping._beside = lambda block_ids: noted.append("beside")

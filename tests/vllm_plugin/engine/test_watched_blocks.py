@@ -1,8 +1,8 @@
 """Blocks that a copy reads: known to have been given away, even if a request has written the same content to them."""
 
-import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sloserve.vllm_plugin.engine import prefix_cache
@@ -64,7 +64,7 @@ def test_blocks_are_not_there_after_a_reset(cache: Any) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_no_block_of_a_copy_is_handed_out_unnoticed(seed: int) -> None:
     """Random steps of requests that share prompts, against a record of the blocks that vLLM hands out to be written."""
-    rng, cache = random.Random(seed), Cache()
+    rng, cache = np.random.default_rng(seed), Cache()
     manager, pool = cache.manager, cache.manager.block_pool
     manager.free(cache.request("first", CACHED))
     written: set[int] = set()
@@ -91,8 +91,8 @@ def test_no_block_of_a_copy_is_handed_out_unnoticed(seed: int) -> None:
                 manager.free(request)
         before = {block.block_id: block.block_hash for block in pool.blocks}
         manager.new_step_starts()
-        for number in range(rng.randrange(4)):
-            request = cache.request(f"{step} {number}", BLOCK * rng.randrange(1, 9) + rng.choice((0, 0, 5)))
+        for number in range(rng.integers(4)):
+            request = cache.request(f"{step} {number}", BLOCK * int(rng.integers(1, 9)) + int(rng.choice((0, 0, 5))))
             hit, tokens, *_ = manager.get_computed_blocks(request)
             if manager.allocate_slots(request, request.num_tokens - tokens, tokens, hit) is not None:
                 running.append(request)
