@@ -31,6 +31,12 @@ LINK_BYTES_PER_S: Final = 50e9
 little: the first copies correct it, while a link that is taken for slow is not used and teaches nothing.
 """
 
+SLOWEST: Final = 2.0
+"""Multiple of the predicted time after which a copy beside steps is taken to have ended.
+
+A step that waits for a copy earlier is held up by what is left of it, though it writes none of its blocks.
+"""
+
 
 def first_bytes_per_s(profile: Profile | None, ranks: int = 1) -> float:
     """Return the rate of the links of all ranks together, in one direction, that is assumed until copies were timed."""
@@ -161,7 +167,8 @@ class SwapControl:
             num_blocks: Number of blocks, above 0.
             is_there: Returns whether all of them have the content that is copied.
         """
-        return self.beside.begins(self.stores(num_blocks), num_blocks, is_there)
+        now_s, ends_s = self._clock.monotonic_s(), self.stores(num_blocks)
+        return self.beside.begins(now_s + SLOWEST * (ends_s - now_s), num_blocks, is_there)
 
     def awaited(self) -> int:
         """Return the number of the last copy that the step which has just got its blocks must wait for; 0 for none."""
