@@ -67,6 +67,8 @@ class KVSwap:
         worth_s = self.control.worth_s(request_id, tokens, engine)
         if worth_s is None:
             self.control.store.counters["swap_refused_cost"] += 1
+            if self.control.store.tokens_of(request_id):  # KV of the ended request that it continues
+                self._kept.add(index)
             return
         self.keep(index, worth_s)
 
