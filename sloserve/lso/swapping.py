@@ -86,15 +86,30 @@ def swap_s(tokens: int, layout: KVLayout, swap: SwapFacts) -> float:
     return 2.0 * num_bytes / STAGING_BYTES_PER_S + max(stall_s(num_bytes, swap), own_s)
 
 
-def retention_cost_s(tokens: int, layout: KVLayout, swap: SwapFacts) -> float:
-    """Return the engine seconds that it takes to copy the KV of ``tokens`` to the host while others run.
+def retention_cost_s(tokens: int, running: StepLoad, engine: EngineFacts) -> float:
+    """Return the engine seconds that it takes to copy the KV of ``tokens`` of a request that ends to the host.
 
-    No request waits for the copy, and most of it need never come back, so that only packing and a full link count.
+    No request waits for the copy, and most of it need never come back. Steps go on beside it until one writes its
+    blocks, so that only packing counts, and what the copy takes longer than that.
     """
-    if tokens <= 0:
+    if tokens <= 0 or engine.swap is None:
         return 0.0
-    num_bytes = int(needed_blocks(layout, np.array([tokens], np.int64))[0]) * swap.block_bytes
-    return num_bytes / STAGING_BYTES_PER_S + stall_s(num_bytes, swap)
+    num_bytes = int(needed_blocks(engine.layout, np.array([tokens], np.int64))[0]) * engine.swap.block_bytes
+    waits_s = max(stall_s(num_bytes, engine.swap) - unwritten_s(running, engine), 0.0)
+    return num_bytes / STAGING_BYTES_PER_S + waits_s
+
+
+def unwritten_s(running: StepLoad, engine: EngineFacts) -> float:
+    """Return the seconds for which steps write no block that is freed now.
+
+    All blocks that are free by now are written first. A step that is full of one new prompt writes the most of them
+    for its time: the blocks of its tokens, and one more of each request in each group.
+    """
+    room = max(engine.token_budget - running.decode_seqs * engine.decode_tokens, 1)
+    one, chunk = needed_blocks(engine.layout, np.array([1, room], np.int64)).tolist()
+    steps = engine.free_blocks // max(int(chunk + one * (running.decode_seqs + 1)), 1)
+    load = StepLoad(room, 1, running.decode_seqs, running.decode_context_tokens, room * room)
+    return steps * engine.step_latency.step_s(load)
 
 
 def swap_worth_s(tokens: int, running: StepLoad, engine: EngineFacts) -> float:

@@ -24,6 +24,7 @@ struct Run {
   sloserve::Gpu gpu{0};
   std::map<std::int64_t, std::vector<std::int64_t>> loading;  // by ticket
   std::set<std::int64_t> stores;
+  std::vector<std::pair<std::int64_t, std::vector<std::int64_t>>> beside;  // stores that the engine does not wait for yet
   std::int64_t loaded = 0;
 
   explicit Run(std::uint64_t seed) : seed(seed), rng(seed), cache(kLayouts[seed % kLayouts.size()], rng) {
@@ -48,10 +49,11 @@ struct Run {
     std::exit(1);
   }
 
-  // Up to n blocks that no load writes.
+  // Up to n blocks that no load writes, and no store beside the engine reads.
   std::vector<std::int64_t> free_blocks(std::size_t n) {
     std::set<std::int64_t> taken;
     for (const auto& [ticket, blocks] : loading) taken.insert(blocks.begin(), blocks.end());
+    for (const auto& [ticket, blocks] : beside) taken.insert(blocks.begin(), blocks.end());
     std::vector<std::int64_t> found;
     for (const std::int64_t block : some_ids(cache.blocks(), rng)) {
       if (!taken.count(block) && found.size() < n) found.push_back(block);
@@ -103,10 +105,25 @@ struct Run {
       hosts.resize(std::min(hosts.size(), blocks.size()));
       const std::size_t n = hosts.size();
       if (kind == 0) told(transfer.ended());
+      if (!beside.empty() && rng() % 3 == 0) {
+        // Blocks of one of them are another request's in the next step, and those of the stores before it.
+        const auto last = beside.begin() + static_cast<std::ptrdiff_t>(rng() % beside.size());
+        transfer.await_store(last->first, compute());
+        for (auto one = beside.begin(); one <= last; ++one) {
+          for (const std::int64_t block : one->second) write(block);
+        }
+        beside.erase(beside.begin(), last + 1);
+      }
       if (n == 0) continue;
       if (kind == 1 || kind == 2) {
-        stores.insert(transfer.store(blocks.data(), hosts.data(), n, compute()));
+        const bool is_beside = rng() % 2;
+        const std::int64_t ticket = transfer.store(blocks.data(), hosts.data(), n, compute(), is_beside);
+        stores.insert(ticket);
         for (std::size_t i = 0; i < n; ++i) host[static_cast<std::size_t>(hosts[i])] = device[static_cast<std::size_t>(blocks[i])];
+        if (is_beside) {
+          beside.push_back({ticket, {blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(n)}});
+          continue;
+        }
         // The blocks are another request's in the next step.
         for (std::size_t i = 0; i < n; ++i) write(blocks[i]);
       } else if (kind == 3) {

@@ -6,19 +6,42 @@ from typing import Any
 
 
 class LateCopier:
-    """Copies of another copier, whose loads end some steps after they began. Their blocks are written only then."""
+    """Copies of another copier, whose loads end some steps after they began. Their blocks are written only then.
+
+    A store beside steps is made only when a step waits for it, or another copy has a host block of it.
+    """
 
     def __init__(self, copier: Any, steps: int) -> None:
         self._copier, self._steps = copier, steps
         self._under_way: list[tuple[int, str, Sequence[int], Sequence[int]]] = []
-        self.most_under_way = 0
+        self._beside: list[tuple[Sequence[int], Sequence[int]]] = []
+        self._first = 1  # number of the first of these
+        self.most_under_way = self.most_beside = 0
 
-    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+    def store(self, device_ids: Sequence[int], host_ids: Sequence[int], *, beside: bool = False) -> int:
         reads = {block for _, _, _, ids in self._under_way for block in ids}
         assert reads.isdisjoint(host_ids), "a host block is stored to while a load reads it"
-        self._copier.store(device_ids, host_ids)
+        self._make_stores_with(host_ids)
+        if not beside:
+            self._copier.store(device_ids, host_ids)
+            return 0
+        self._beside.append((device_ids, host_ids))
+        self.most_beside = max(self.most_beside, len(self._beside))
+        return self._first + len(self._beside) - 1
+
+    def await_store(self, number: int) -> None:
+        while self._first <= number and self._beside:
+            self._copier.store(*self._beside.pop(0))
+            self._first += 1
+
+    def _make_stores_with(self, host_ids: Sequence[int]) -> None:
+        """Make the stores beside steps up to the last that has one of these host blocks."""
+        last = [place for place, (_, of_store) in enumerate(self._beside) if not set(of_store).isdisjoint(host_ids)]
+        if last:
+            self.await_store(self._first + last[-1])
 
     def load(self, ticket: str, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+        self._make_stores_with(host_ids)
         self._under_way.append((self._steps, ticket, device_ids, host_ids))
         self.most_under_way = max(self.most_under_way, len(self._under_way))
 
@@ -47,10 +70,11 @@ class FailingCopier:
         self._asked += 1
         return self._asked % self._every == 0
 
-    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+    def store(self, device_ids: Sequence[int], host_ids: Sequence[int], *, beside: bool = False) -> int:
         if self._fails():
             raise OSError("no store today")
-        self._copier.store(device_ids, host_ids)
+        number: int = self._copier.store(device_ids, host_ids, beside=beside)
+        return number
 
     def load(self, ticket: str, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
         if not self._fails():

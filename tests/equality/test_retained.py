@@ -4,6 +4,7 @@ The KV cache holds two and a half of the five conversations, so that a call find
 host kept it.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from sloserve.engine.swap import retained
+from sloserve.engine.swap.beside import BesideCopies
 from tests.equality.copiers import LateCopier, copying_by
 from tests.equality.engine import ENGINE_WARNINGS, Engine, EngineConfig, started
 from tests.whole import sampled
@@ -106,6 +108,21 @@ def test_outputs_equal_stock_and_less_is_computed(engine: Engine, policy: str, d
     refused = sum(n for name, n in counters.items() if name.startswith("swap_refused_"))
     assert counters["swap_stores"] + refused == ours.preemptions
     assert ours.computed_tokens < 0.9 * stock.computed_tokens
+
+
+def test_copies_that_never_end_by_themselves_are_whole(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made when a step waits for them, which is when it may write a block of theirs, and not before."""
+    engine.use_stock()
+    stock = serve(engine)
+    engine.use_sloserve({"policy": "auto"})
+    begins = BesideCopies.begins
+    monkeypatch.setattr(BesideCopies, "begins", lambda self, ends_s, *rest: begins(self, math.inf, *rest))
+    with copying_by(LateCopier, 2) as copier:
+        ours = serve(engine)
+        assert copier.most_beside > 1 and ours.outputs == stock.outputs
+        copier.await_store(10**6)
+    counters = engine.scheduler.slo_counters
+    assert counters["swap_loads"] > 0 and counters["internal_errors"] == counters["swap_failures"] == 0
 
 
 def test_a_new_request_with_a_load_that_is_given_up_is_computed(engine: Engine) -> None:

@@ -11,7 +11,14 @@ from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import Profile, load_profile, profile_names
 from sloserve.lso.plan import EngineFacts, SwapFacts
-from sloserve.lso.swapping import cheaper_later, preemption_price, recompute_s, swap_s, swap_worth_s
+from sloserve.lso.swapping import (
+    cheaper_later,
+    preemption_price,
+    recompute_s,
+    retention_cost_s,
+    swap_s,
+    swap_worth_s,
+)
 from tests.snapshots import make_snapshot
 
 PROFILES = {name: load_profile(name) for name in profile_names()}
@@ -124,6 +131,23 @@ def test_a_victim_that_waits_long_costs_packing_and_what_staging_does_not_hold()
     beyond_s = held * profile.kv_bytes_per_token / pool.bytes_per_s
     assert swap_s(2 * held, LAYOUT, pool) == pytest.approx(2 * held * packing_s + beyond_s)
     assert swap_s(held, LAYOUT, replace(pool, out_s=0.5)) == pytest.approx(held * packing_s + 0.5)
+
+
+def test_kv_of_a_request_that_ends_costs_packing_and_what_steps_cannot_leave_unwritten() -> None:
+    profile = PROFILES["h100-llama3-8b"]
+    pool, running = pool_of(profile), StepLoad(decode_seqs=64, decode_context_tokens=32_000)
+    tokens = 4 * pool.staging_bytes // profile.kv_bytes_per_token
+    packing_s = tokens * profile.kv_bytes_per_token / 0.7e12
+    rest_s = 3 * pool.staging_bytes / pool.bytes_per_s
+    engine = engine_of(profile, pool)
+    assert retention_cost_s(tokens, running, engine) == pytest.approx(packing_s + rest_s)
+    assert retention_cost_s(tokens, running, replace(engine, free_blocks=1000)) == pytest.approx(packing_s)
+    full = replace(pool, out_s=0.5)  # the link has more to copy than these steps take
+    step_s = profile.step_s(StepLoad(1984, 1, 64, 32_000, 1984**2))
+    left_s = rest_s + 0.5 - 1000 // (1984 // 16 + 65) * step_s
+    found = retention_cost_s(tokens, running, replace(engine, free_blocks=1000, swap=full))
+    assert found == pytest.approx(packing_s + left_s) and left_s > 0.0
+    assert retention_cost_s(0, running, engine) == retention_cost_s(1, running, replace(engine, swap=None)) == 0.0
 
 
 def test_the_price_of_a_preemption_is_a_share_of_computing_it_again() -> None:

@@ -17,7 +17,7 @@ COPY_S, PACK_S = BLOCK / RATE, BLOCK / STAGING_BYTES_PER_S
 
 def test_a_load_waits_for_its_store_and_for_the_loads_before_it() -> None:
     worker = VirtualSwapWorker(BLOCK, RATE)
-    told = worker.step([[0, 1], [2]], [], 10.0)
+    told = worker.step([(0, [0, 1]), (0, [2])], [], 10.0)
     assert told.longer_s == pytest.approx(3 * PACK_S) and worker.next_s == math.inf
     # In the same step, while its store runs: block 2 is there after 0 and 1.
     worker.step([], [("b", [2]), ("a", [1])], 10.0)
@@ -35,9 +35,32 @@ def test_what_the_staging_memory_does_not_hold_waits_for_the_link() -> None:
     beyond = 50
     blocks = list(range(STAGING_BYTES // BLOCK + beyond))
     rest_s = (len(blocks) * BLOCK - STAGING_BYTES) / RATE
-    assert worker.step([blocks], [], 0.0).longer_s == pytest.approx(rest_s, rel=1e-2)
+    assert worker.step([(0, blocks)], [], 0.0).longer_s == pytest.approx(rest_s, rel=1e-2)
     # It is still on its way: what comes now waits for all of it that is beyond.
-    assert worker.step([[0]], [], rest_s).longer_s == pytest.approx(COPY_S, rel=0.3)
+    assert worker.step([(0, [0])], [], rest_s).longer_s == pytest.approx(COPY_S, rel=0.3)
+
+
+def test_a_copy_beside_steps_makes_the_step_wait_that_is_told_to() -> None:
+    worker = VirtualSwapWorker(BLOCK, RATE)
+    blocks = list(range(STAGING_BYTES // BLOCK + 50))
+    packed_s, rest_s = len(blocks) * PACK_S, (len(blocks) * BLOCK - STAGING_BYTES) / RATE
+    assert worker.step([(1, blocks)], [], 0.0, 0).longer_s == pytest.approx(packed_s)
+    assert worker.step([], [], rest_s / 2, 0).longer_s == 0.0
+    assert worker.step([], [], rest_s / 2, 1).longer_s == pytest.approx(rest_s / 2, rel=2e-2)
+    assert worker.step([], [], rest_s / 2, 1).longer_s == 0.0
+    # A copy that the very step waits for, and one beside it that none ever waits for.
+    assert worker.step([(2, [0])], [], 10.0, 2).longer_s == pytest.approx(PACK_S)
+    assert worker.step([(3, blocks)], [], 20.0, 2).longer_s == pytest.approx(packed_s)
+    assert worker.step([], [], 30.0).longer_s == 0.0
+
+
+def test_a_copy_beside_steps_that_begins_without_a_step_makes_a_later_one_wait() -> None:
+    worker = VirtualSwapWorker(BLOCK, RATE)
+    blocks = list(range(STAGING_BYTES // BLOCK + 50))
+    rest_s = (len(blocks) * BLOCK - STAGING_BYTES) / RATE
+    worker.store([(1, blocks), (0, [0])], 0.0)
+    assert worker.step([], [], rest_s / 2, 0).longer_s == 0.0
+    assert worker.step([], [], rest_s / 2, 1).longer_s == pytest.approx(rest_s / 2, rel=2e-2)
 
 
 @pytest.mark.slow

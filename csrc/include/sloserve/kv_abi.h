@@ -14,7 +14,7 @@
 
 #define SLOSERVE_KV_EXPORT extern "C" __attribute__((visibility("default")))
 
-inline constexpr std::int64_t kSloserveKvAbi = 1;
+inline constexpr std::int64_t kSloserveKvAbi = 2;
 
 struct SloserveKvError {
   char text[512];
@@ -68,12 +68,23 @@ SLOSERVE_KV_EXPORT std::int64_t sloserve_kv_open(std::int64_t device, const slos
   });
 }
 
-// Returns a ticket, above 0. compute: the engine's stream. See KvTransfer for what is ordered after what.
+// Returns a ticket, above 0. compute: the engine's stream; with `beside` other than 0 it does not wait. See KvTransfer for
+// what is ordered after what.
 SLOSERVE_KV_EXPORT std::int64_t sloserve_kv_store(SloserveKv* kv, const std::int64_t* device_ids, const std::int64_t* host_ids,
-                                                  std::int64_t n, void* compute, SloserveKvError* error) {
+                                                  std::int64_t n, void* compute, std::int64_t beside, SloserveKvError* error) {
   return sloserve_kv_guarded(error, [&] {
     kv->gpu.enter();
-    return kv->transfer.store(device_ids, host_ids, static_cast<std::size_t>(n), kv->gpu.stream_of(compute));
+    return kv->transfer.store(device_ids, host_ids, static_cast<std::size_t>(n), kv->gpu.stream_of(compute), beside != 0);
+  });
+}
+
+// Has the engine wait for a store beside it; one that is over needs no wait.
+SLOSERVE_KV_EXPORT std::int64_t sloserve_kv_await_store(SloserveKv* kv, std::int64_t ticket, void* compute,
+                                                        SloserveKvError* error) {
+  return sloserve_kv_guarded(error, [&] {
+    kv->gpu.enter();
+    kv->transfer.await_store(ticket, kv->gpu.stream_of(compute));
+    return std::int64_t{0};
   });
 }
 

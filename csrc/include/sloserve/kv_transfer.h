@@ -4,7 +4,8 @@
 // each run of neighbouring host blocks: its speed does not depend on how small the runs in the cache are. Blocks of one
 // run go without staging. What is ordered after what:
 //   - A store reads after the engine's work so far; the engine's later work begins when the last block is packed (without
-//     staging: when it is on the host), so the blocks may be written from then on.
+//     staging: when it is on the host), so the blocks may be written from then on. For a store beside the engine's work
+//     that holds only from await_store() on: until then the caller sees to it that nothing writes the blocks.
 //   - A load writes after the engine's work so far, and is over when ended() says so.
 //   - Of two copies with a host block in common, the one asked for first is first.
 //   - Stores keep their order among each other, and so do loads; the two directions run beside each other.
@@ -87,8 +88,10 @@ class KvTransfer {
   bool idle() const { return out_.running.empty() && in_.running.empty(); }
 
   // Device block device_ids[i] goes to host block host_ids[i]. Returns a ticket for ended(). compute: the engine's stream.
-  // After an exception of the GPU nothing of this copy is under way, and no later one is taken.
-  std::int64_t store(const std::int64_t* device_ids, const std::int64_t* host_ids, std::size_t n, Stream compute) {
+  // beside: the engine's later work does not wait. After an exception of the GPU nothing of this copy is under way, and no
+  // later one is taken.
+  std::int64_t store(const std::int64_t* device_ids, const std::int64_t* host_ids, std::size_t n, Stream compute,
+                     bool beside = false) {
     return begin(out_, device_ids, host_ids, n, [&](const std::vector<KvPair>& pairs, Copy& copy) {
       wait_for(in_, loaded_by_, pairs, out_.link);
       const Event now = mark(copy, compute);
@@ -99,7 +102,7 @@ class KvTransfer {
           gpu_.to_host(host(first), cache(first), bytes, out_.link);
         });
         gpu_.record(copy.link_end, out_.link);
-        gpu_.wait(compute, copy.link_end);
+        if (!beside) gpu_.wait(compute, copy.link_end);
         gpu_.record(copy.done, out_.link);
         return;
       }
@@ -118,8 +121,16 @@ class KvTransfer {
       gpu_.record(copy.link_end, out_.link);
       gpu_.record(copy.done, out_.link);
       gpu_.record(copy.now, out_.kernels);
-      gpu_.wait(compute, copy.now);
+      if (!beside) gpu_.wait(compute, copy.now);
     });
+  }
+
+  // Have the engine's later work wait until the blocks of a store, and of all stores before it, may be written.
+  void await_store(std::int64_t ticket, Stream compute) {
+    if (broken_) throw std::runtime_error("an earlier copy failed; restart the engine");
+    for (const Copy& copy : out_.running) {
+      if (copy.ticket == ticket) gpu_.wait(compute, slice_blocks_ ? copy.now : copy.link_end);
+    }
   }
 
   // The other way. The device blocks may be used when ended() has named the ticket, not before.

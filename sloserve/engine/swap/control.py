@@ -6,7 +6,7 @@ for their turn.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -16,6 +16,7 @@ from sloserve.core.arrays import IntArray
 from sloserve.core.clock import Clock
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.step_clock import StepClock
+from sloserve.engine.swap.beside import BesideCopies
 from sloserve.engine.swap.link_clock import LinkClock
 from sloserve.engine.swap.retained import Ending, RetainedKV
 from sloserve.engine.swap.store import SwapStore
@@ -28,6 +29,12 @@ from sloserve.lso.swapping import recompute_s, swap_worth_s
 LINK_BYTES_PER_S: Final = 50e9
 """What the link of one rank is taken to carry until copies were timed: a PCIe 5.0 x16 slot. Rather too much than too
 little: the first copies correct it, while a link that is taken for slow is not used and teaches nothing.
+"""
+
+SLOWEST: Final = 2.0
+"""Multiple of the predicted time after which a copy beside steps is taken to have ended.
+
+A step that waits for a copy earlier is held up by what is left of it, though it writes none of its blocks.
 """
 
 
@@ -103,7 +110,7 @@ class SwapControl:
         clock: Clock,
     ) -> None:
         self.store, self.link, self._waits = store, LinkClock(bytes_per_s), TurnWaits()
-        self.retained = RetainedKV(store)
+        self.retained, self.beside = RetainedKV(store), BesideCopies()
         self._always = swapping == "always"
         self._layout, self._block_bytes = layout, block_bytes
         self._steps, self._clock = steps, clock
@@ -149,9 +156,23 @@ class SwapControl:
         if ending is not None:
             self.retained.ended(request_id, ending)
 
-    def stores(self, num_blocks: int) -> None:
-        """Record that ``num_blocks`` blocks go to the host."""
-        self.link.out(num_blocks * self._block_bytes, self._clock.monotonic_s())
+    def stores(self, num_blocks: int) -> float:
+        """Record that ``num_blocks`` blocks go to the host; return when that is predicted to end."""
+        return self.link.out(num_blocks * self._block_bytes, self._clock.monotonic_s())
+
+    def stores_beside(self, num_blocks: int, is_there: Callable[[], bool]) -> int:
+        """Record that ``num_blocks`` blocks of a request that ends go to the host; return the number of their copy.
+
+        Args:
+            num_blocks: Number of blocks, above 0.
+            is_there: Returns whether all of them have the content that is copied.
+        """
+        now_s, ends_s = self._clock.monotonic_s(), self.stores(num_blocks)
+        return self.beside.begins(now_s + SLOWEST * (ends_s - now_s), num_blocks, is_there)
+
+    def awaited(self) -> int:
+        """Return the number of the last copy that the step which has just got its blocks must wait for; 0 for none."""
+        return self.beside.awaited(self._clock.monotonic_s())
 
     def loads(self, request_id: str, num_blocks: int) -> None:
         """Record that ``num_blocks`` blocks of what is kept for a request come back.

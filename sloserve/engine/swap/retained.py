@@ -3,7 +3,7 @@
 The next call of an agent begins with the prompt of the previous one. While its tool runs, the KV of that prompt is idle
 on the device, and the prefix cache drops it as soon as others need the blocks. The call then computes its whole prompt
 again. Here such KV is copied to the swap space when its request ends, and loaded for the request that continues it, as
-far as the device does not have it by then.
+far as the device does not have it by then. The copy goes on beside the steps (:mod:`sloserve.engine.swap.beside`).
 
 Ended prompts are known by the content of their last whole stretch of tokens. A request looks for such contents in its
 own prompt, from the end; it continues the request that it finds first, and takes over its KV up to the last block in
@@ -40,20 +40,21 @@ MOST_BLOCKS: Final = 2**20
 """Blocks of ended prompts that are remembered; their contents take about 80 MB of memory."""
 CONTINUED_WINDOW: Final = 256
 """Ended prompts that count for the chance that a prompt is continued. One that is not continued before as many others
-have ended counts as a prompt that is not; the host may keep it for longer."""
+have ended counts as a prompt that is not; the host may keep it for longer. An undecided prompt counts
+by the share of these endings that it has seen: where none is continued, the chance falls from the first endings on."""
 LOST_WINDOW: Final = 16
 """Continued prompts that count for the chance that the device has lost a prompt. They are few, so that KV is kept as
 soon as the device begins to lose some; a copy costs little beside a prompt that has to be computed again."""
-_LEAST_WORTH_S: Final = 1e-15
+_LEAST_WORTH_S: Final = 1e-18
 """Worth of a token of the first retained KV; a later one is worth more, and all far less than a recomputation."""
+_AWAITED_WORTH_S: Final = 1e-8
+"""Worth of a token of KV for which a request waits: more than of KV that may never be asked for, and less than a
+recomputation, which takes some 1e-6 s for a token of a small model."""
 
 
 @dataclass(slots=True)
 class _Chance:
-    """The chance that something happens, by the share of about the last ``window`` cases in which it did.
-
-    It is estimated by Laplace's rule of succession, so that it is a half before the first case, and never 0 or 1.
-    """
+    """The chance that something happens, by the share of about the last ``window`` cases in which it did."""
 
     window: int
     happened: float = 0.0
@@ -66,7 +67,12 @@ class _Chance:
 
     @property
     def value(self) -> float:
-        return (self.happened + 1.0) / (self.cases + 2.0)
+        return _chance(self.happened, self.cases)
+
+
+def _chance(happened: float, cases: float) -> float:
+    """Return a chance by Laplace's rule of succession: a half before the first case, and never 0 or 1."""
+    return (happened + 1.0) / (cases + 2.0)
 
 
 @dataclass(slots=True)
@@ -146,10 +152,20 @@ class RetainedKV:
             return False
         if not self._store.needed.keeps_all:
             return False  # what a window or a state has lost could serve no prompt that differs at its end
-        chance = self._continued[ending.call is not None].value * self._lost.value
+        chance = self._chance_continued(is_call=ending.call is not None) * self._lost.value
         new_tokens = ending.tokens - min(kept_tokens, ending.tokens)
-        cost_s = retention_cost_s(new_tokens, engine.layout, engine.swap)
+        cost_s = retention_cost_s(new_tokens, running, engine)
         return chance * recompute_s(ending.tokens, running, engine) > cost_s
+
+    def _chance_continued(self, *, is_call: bool) -> float:
+        """Return the chance that a prompt of this kind is continued, with what is known of undecided ones."""
+        decided, ended = self._continued[is_call], len(self._undecided)
+        happened, cases = decided.happened, decided.cases
+        for others, one in zip(range(ended - 1, -1, -1), self._undecided, strict=True):
+            if one.is_call is is_call:
+                happened += one.continued
+                cases += 1.0 if one.continued else others / CONTINUED_WINDOW
+        return _chance(happened, cases)
 
     def worth_s(self, tokens: int) -> float:
         """Return the worth at which KV of ``tokens`` is retained now: more a block than any that ended before."""
@@ -229,7 +245,7 @@ class RetainedKV:
             return 0
         self._store.hand_over(found.kept_as, request_id)
         kept = self._store.tokens_of(request_id)
-        self._store.let_last(request_id, self.worth_s(kept))
+        self._store.let_last(request_id, self.worth_s(kept), awaited_worth_s=_AWAITED_WORTH_S * kept)
         return kept
 
 

@@ -334,11 +334,18 @@ class SwapStore:
             self._settle(request_id, state, num_tokens - 1)
             self._has_kv(state)
 
-    def let_last(self, request_id: str, worth_s: float) -> None:
-        """Let what is kept for a request last while the request has KV, and be worth ``worth_s`` then and now."""
+    def let_last(self, request_id: str, worth_s: float, *, awaited_worth_s: float | None = None) -> None:
+        """Let what is kept for a request last while the request has KV, and be worth ``worth_s`` then and now.
+
+        Args:
+            request_id: Id of the request.
+            worth_s: Engine seconds that it is worth.
+            awaited_worth_s: Engine seconds that it is worth until the request has KV; ``None`` for the same.
+        """
         state = self._states.get(request_id)
         if state is not None:
-            state.worth_s, state.lasting_worth_s = worth_s, worth_s / len(state.blocks)
+            state.worth_s = worth_s if awaited_worth_s is None else awaited_worth_s
+            state.lasting_worth_s = worth_s / len(state.blocks)
             state.yields, self._yielding = True, None
 
     def _settle(self, request_id: str, state: _State, tokens: int) -> None:

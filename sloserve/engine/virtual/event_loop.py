@@ -26,7 +26,7 @@ from sloserve.engine.swap.store import SwapStore
 from sloserve.engine.tenant_shares import TenantShares
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.engine.virtual.virtual_front_end import VirtualFrontEnd
-from sloserve.engine.virtual.virtual_swap_worker import Told, VirtualSwapWorker
+from sloserve.engine.virtual.virtual_swap_worker import Store, Told, VirtualSwapWorker
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepFactors
 from sloserve.estimator.step_time.profile import Profile
@@ -121,7 +121,7 @@ class EventLoop(ABC):
         """What is kept in the swap space, if there is one."""
 
     @abstractmethod
-    def _keep(self, request_id: str) -> Sequence[Sequence[int]]:
+    def _keep(self, request_id: str) -> Sequence[Store]:
         """Prepare to park a request.
 
         Returns: the host blocks of each copy that has to be made now.

@@ -1,13 +1,14 @@
 """The worker's side of swapping in virtual time: when stored and loaded KV arrives. It imports no vLLM.
 
 It works as the live copiers do. A step begins by packing what was preempted into staging memory on the device; what
-does not fit waits for the link, and the step with it. The copy to the host goes on while steps run. A load waits for
+does not fit waits for the link, and the step with it. A copy beside steps is packed too, but only the step that awaits
+it waits for what does not fit. The copy to the host goes on while steps run. A load waits for
 the copy to the host of what it reads and for the loads before it; the first step that starts after it unpacks it and
 reports it.
 """
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ GIB = 2**30
 
 Load = tuple[str, Sequence[int]]
 """The request that gets the loaded KV, and the host blocks that it is read from."""
+
+Store = tuple[int, Sequence[int]]
+"""The number of a copy to the host beside steps, 0 for any other copy, and the host blocks that it goes to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class VirtualSwapWorker:
         self._there_s: dict[int, float] = {}  # when the copy to each host block ends
         self._copies: list[_Copy] = []  # that have not been reported
         self._out_until_s = 0.0
+        self._beside: deque[tuple[int, float]] = deque()  # numbers of copies, and when all is out of the cache
         self.bytes_out = self.bytes_in = 0
         self.loads: Counter[str] = Counter()
 
@@ -89,21 +94,29 @@ class VirtualSwapWorker:
         """Return when the first of the loads under way will have arrived; infinite if there is none."""
         return min((copy.ends_s for copy in self._copies if copy.request_id is not None), default=math.inf)
 
-    def step(self, stores: Iterable[Sequence[int]], loads: Iterable[Load], start_s: float) -> Told:
+    def step(self, stores: Iterable[Store], loads: Iterable[Load], start_s: float, awaited: float = math.inf) -> Told:
         """Take up the copies of a step that starts now; return what the step finds.
 
         Args:
-            stores: Host blocks of each copy to the host.
+            stores: The copies to the host.
             loads: The loads.
             start_s: Time at which the step starts, in seconds.
+            awaited: Number of the last copy that the step waits for; copies with higher numbers go on beside it.
         """
         done = [copy for copy in self._copies if copy.ends_s <= start_s]
         if done:
             self._copies = [copy for copy in self._copies if copy.ends_s > start_s]
         back = [copy for copy in done if copy.request_id is not None]
         longer_s = sum(copy.bytes for copy in back) / STAGING_BYTES_PER_S
-        for host_ids in stores:
-            longer_s = self._store(host_ids, start_s, longer_s)
+        while self._beside and self._beside[0][0] <= awaited:
+            longer_s = max(longer_s, self._beside.popleft()[1] - start_s)
+        for number, host_ids in stores:
+            packed_s = longer_s + len(host_ids) * self.block_bytes / STAGING_BYTES_PER_S
+            until_s = self._store(host_ids, start_s, longer_s)
+            if number > awaited:
+                self._beside.append((number, start_s + until_s))
+                until_s = packed_s
+            longer_s = until_s
         for request_id, host_ids in loads:
             self._load(request_id, host_ids, start_s)
         return Told(
@@ -113,14 +126,16 @@ class VirtualSwapWorker:
             self._traffic(back),
         )
 
-    def store(self, stores: Iterable[Sequence[int]], now_s: float) -> float:
+    def store(self, stores: Iterable[Store], now_s: float) -> float:
         """Take up copies to the host without a step; return when all copies to the host have ended."""
-        for host_ids in stores:
-            self._store(host_ids, now_s, 0.0)
+        for number, host_ids in stores:
+            until_s = now_s + self._store(host_ids, now_s, 0.0)
+            if number:
+                self._beside.append((number, until_s))
         return self._out_until_s
 
     def _store(self, host_ids: Sequence[int], start_s: float, longer_s: float) -> float:
-        """Take up one copy to the host; return the seconds that the step lasts longer with it.
+        """Take up one copy to the host; return the seconds that the step lasts longer if it waits for it.
 
         Args:
             host_ids: Host blocks of the copy.

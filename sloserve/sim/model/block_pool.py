@@ -23,6 +23,7 @@ class BlockPool:
         self._queue = OrderedDict.fromkeys(range(1, num_blocks + 1))  # free blocks, the next one to be used first
         self.holders = [0] * (num_blocks + 1)
         self._node_of: list[Hashable] = [None] * (num_blocks + 1)
+        self._changes = [0] * (num_blocks + 1)
         self._blocks_with: dict[Hashable, dict[int, None]] = {}  # by node, in the order in which they were cached
 
     @property
@@ -68,6 +69,7 @@ class BlockPool:
     def remember(self, block: int, node: Hashable) -> None:
         """Record that the block caches the content ``node``, so that other requests can find it."""
         self._node_of[block] = node
+        self._changes[block] += 1
         self._blocks_with.setdefault(node, {})[block] = None
 
     def found(self, node: Hashable) -> int | None:
@@ -79,9 +81,14 @@ class BlockPool:
         """Return the content that the block caches, or ``None`` if it caches nothing."""
         return self._node_of[block]
 
+    def changes_of(self, block: int) -> int:
+        """Return how often what the block caches has changed; an equal content counts too."""
+        return self._changes[block]
+
     def _forget(self, block: int) -> None:
         node = self._node_of[block]
         self._node_of[block] = None
+        self._changes[block] += 1
         blocks = self._blocks_with[node]
         del blocks[block]
         if not blocks:
@@ -90,4 +97,5 @@ class BlockPool:
     def forget_all(self) -> None:
         """Forget the cached content of every block; requires that no request holds a block."""
         self._node_of = [None] * len(self._node_of)
+        self._changes = [changes + 1 for changes in self._changes]
         self._blocks_with.clear()

@@ -1,6 +1,6 @@
 """KV blocks of a model engine where block counts are enough: full attention, and no requests share a block."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,6 +76,15 @@ class KVBlocks:
         Two requests have an equal entry at a place if all their tokens up to the end of that block are equal.
         """
         return ()
+
+    def watched(self, index: int, places: Sequence[range]) -> Callable[[], bool]:
+        """Return a function that says whether blocks of the request still have the content that they have now.
+
+        Args:
+            index: The request.
+            places: Places of the blocks in each KV cache group.
+        """
+        return lambda: False
 
     def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0, *, loaded: int = 0) -> bool:
         """Return whether a waiting request can be held to its end and its first chunk fits now.

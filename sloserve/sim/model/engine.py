@@ -22,7 +22,7 @@ from sloserve.engine.swap.store import SwapStore
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.engine.virtual.event_loop import EventLoop
 from sloserve.engine.virtual.virtual_front_end import VirtualFrontEnd
-from sloserve.engine.virtual.virtual_swap_worker import NOTHING, Told, VirtualSwapWorker
+from sloserve.engine.virtual.virtual_swap_worker import NOTHING, Store, Told, VirtualSwapWorker
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepFactors
@@ -176,7 +176,7 @@ class ModelEngine(EventLoop):
             self.on_step(batch)
         told = NOTHING
         if self._swap_worker is not None and scheduler.swap is not None:
-            told = self._swap_worker.step(*scheduler.swap.take(), start_s)
+            told = self._swap_worker.step(*scheduler.swap.take(), start_s, scheduler.swap.control.awaited())
         if not batch.num_tokens:
             self._counters["empty_steps"] += 1
             return _Dispatched(batch, start_s + told.longer_s, planning_s, False, told)
@@ -260,7 +260,7 @@ class ModelEngine(EventLoop):
         self._front_end.ended(request_id, None, tokens, self._clock.now_s())
         self._front_end.notify(request_id, Outcome.ABORTED)
 
-    def _keep(self, request_id: str) -> Sequence[Sequence[int]]:
+    def _keep(self, request_id: str) -> Sequence[Store]:
         index, scheduler = self._index_of.get(request_id), self.scheduler
         assert scheduler.swap is not None
         if index is not None and scheduler.requests.state[index] == RUNNING:

@@ -135,6 +135,15 @@ class GroupedBlocks(KVBlocks):
     def contents(self, index: int, tokens: int) -> Sequence[Hashable]:
         return self._nodes.first(index, tokens // self.block_size) if self.caches else ()
 
+    def watched(self, index: int, places: Sequence[range]) -> Callable[[], bool]:
+        changes_of = self._pool.changes_of
+        tables = zip(self._tables[index], places, strict=True)
+        blocks = [block for table, of_group in tables for block in table[of_group.start : of_group.stop]]
+        changes = list(map(changes_of, blocks))
+        if any(self._pool.node_of(block) is None for block in blocks):
+            return lambda: False
+        return lambda: list(map(changes_of, blocks)) == changes
+
     def fits(self, hit: Hit, tokens: int, first: int, reserved: int = 0, *, loaded: int = 0) -> bool:
         if self._keeps_states and self._waits_for_state(hit):
             return False

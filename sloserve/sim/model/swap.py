@@ -3,11 +3,9 @@
 The same store, rule and link clock; see :mod:`sloserve.vllm_plugin.engine.swapping` for which load may begin when.
 """
 
-from collections.abc import Sequence
-
 from sloserve.engine.swap.control import SwapControl
 from sloserve.engine.swap.retained import Ending
-from sloserve.engine.virtual.virtual_swap_worker import Load, Told
+from sloserve.engine.virtual.virtual_swap_worker import Load, Store, Told
 from sloserve.scheduler.policy import EngineFacts
 from sloserve.sim.model.blocks import KVBlocks
 from sloserve.sim.model.model_requests import RUNNING, ModelRequest, ModelRequests
@@ -21,7 +19,7 @@ class KVSwap:
         self.control = control
         self._kept: set[int] = set()
         self._loading: dict[str, int] = {}
-        self._stores: list[Sequence[int]] = []
+        self._stores: list[Store] = []
         self._loads: list[Load] = []
         self._ending: tuple[int, Ending] | None = None
         self.begun: list[ModelRequest] = []
@@ -31,8 +29,8 @@ class KVSwap:
         """An upper bound on the requests that wait with KV in the pool."""
         return len(self._kept)
 
-    def take(self) -> tuple[list[Sequence[int]], list[Load]]:
-        """Return and clear the copies that the next step begins: host blocks of stores, and the loads."""
+    def take(self) -> tuple[list[Store], list[Load]]:
+        """Return and clear the copies that the next step begins: the stores and the loads."""
         taken = self._stores, self._loads
         self._stores, self._loads = [], []
         return taken
@@ -69,6 +67,8 @@ class KVSwap:
         worth_s = self.control.worth_s(request_id, tokens, engine)
         if worth_s is None:
             self.control.store.counters["swap_refused_cost"] += 1
+            if self.control.store.tokens_of(request_id):  # KV of the ended request that it continues
+                self._kept.add(index)
             return
         self.keep(index, worth_s)
 
@@ -84,10 +84,14 @@ class KVSwap:
         kept = self.control.store.store(request_id, tokens, worth_s, known, ends=ends)
         if kept is None:
             return False
-        _, host_ids = kept
-        self.control.stores(len(host_ids))
+        places, host_ids = kept
+        number = 0
+        if ends and host_ids:
+            number = self.control.stores_beside(len(host_ids), self._kv.watched(index, places))
+        else:
+            self.control.stores(len(host_ids))
         if host_ids:
-            self._stores.append(host_ids)
+            self._stores.append((number, host_ids))
         return True
 
     def frontier(self, index: int, hit: int) -> int:

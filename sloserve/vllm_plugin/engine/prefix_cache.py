@@ -1,13 +1,18 @@
 """What vLLM's prefix cache knows of requests: the contents of their blocks, and how much of a waiting one is cached."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from operator import attrgetter, is_
+from typing import Any, Final
 
 from vllm.v1.request import Request
 
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.prefix_hit import blocks_hit, is_unchanged
 from sloserve.vllm_plugin.kv_groups import keeps_all_tokens, keeps_states, shares_prefixes
+
+_content_of: Final = attrgetter(
+    "_block_hash"
+)  # half as long as the property takes, for all blocks of copies, each step
 
 
 def prompt_contents(scheduler: Any, request: Request, stretch_tokens: int) -> Sequence[Any]:
@@ -88,6 +93,20 @@ def _still_hit(coordinator: Any, block_pool: Any, hashes: Sequence[Any], tokens:
     # Where there are several groups vLLM looks a block further, and drops that one.
     most = tokens if dropping and len(coordinator.single_type_managers) > 1 else tokens - 1
     return is_unchanged(cached, len(groups), whole, min(most // size, len(hashes)), before // size, dropping)
+
+
+def watched(scheduler: Any, block_ids: Sequence[int]) -> Callable[[], bool]:
+    """Return a function that says whether full blocks still have the content that they have now.
+
+    vLLM takes its content from a block before a request may write it. One that the cache does not know says ``False``.
+    A block may get an equal content again in the same step, which then writes it; but that is another object.
+    """
+    all_blocks = scheduler.kv_cache_manager.block_pool.blocks
+    blocks = [all_blocks[block] for block in block_ids]
+    contents = list(map(_content_of, blocks))
+    if None in contents:
+        return lambda: False
+    return lambda: all(map(is_, map(_content_of, blocks), contents))  # 30 ns a block
 
 
 def unfound_blocks(scheduler: Any) -> int:

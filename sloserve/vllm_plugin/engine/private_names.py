@@ -105,7 +105,7 @@ POOL_ATTRIBUTES = (
     "num_gpu_blocks",
     "touch",
 )
-BLOCK_ATTRIBUTES = ("block_id", "is_null", "ref_cnt")
+BLOCK_ATTRIBUTES = ("_block_hash", "block_id", "is_null", "ref_cnt")
 PREEMPT_ARGUMENTS = ("request", "drop_stale_output")
 """Arguments of ``_preempt_request``, by name."""
 REQUEST_ATTRIBUTES = (

@@ -5,7 +5,7 @@ Loads are another part, see :mod:`~sloserve.vllm_plugin.engine.swap_loads`.
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -90,7 +90,7 @@ class Swapping:
         self.parked = False
         self._copied = copied
         self.alone = len(compat.connectors(scheduler)) == 1
-        connector.attach(self.loads.begins, self._reported, self.loads.are_copying)
+        connector.attach(self.loads.begins, self._reported, self.loads.are_copying, self._control.awaited)
         kv_loads.trust_loads(scheduler, self.alone)
 
     # Stores.
@@ -149,10 +149,16 @@ class Swapping:
         """Keep the KV of a request's first ``tokens`` tokens, or of all; return whether it is kept."""
         tokens = request.num_computed_tokens if tokens is None else tokens
         blocks = compat.block_ids(self._scheduler, request)
-        stored = self._connector.update_state_before_preempt(request, blocks, tokens, worth_s, ends=ends)
-        if stored:
+        # Other connectors write the blocks of their loads from streams and threads that wait for no copy of ours.
+        beside = self._beside if ends and self.alone else None
+        stored = self._connector.update_state_before_preempt(request, blocks, tokens, worth_s, ends=ends, beside=beside)
+        if stored and beside is None:
             self._control.stores(stored)
         return stored is not None
+
+    def _beside(self, block_ids: Sequence[int]) -> int:
+        is_there = prefix_cache.watched(self._scheduler, block_ids)
+        return self._control.stores_beside(len(block_ids), is_there)
 
     def _worth_s(self, request: Request, tokens: int) -> float | None:
         return self._control.worth_s(request.request_id, tokens, self._engine())

@@ -10,6 +10,7 @@ be swapped is computed again. (Stores are contained one by one, since the worker
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -72,6 +73,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             self._on_load: Callable[[Request, int], object] | None = None
             self._on_report: Callable[[SwapReport], object] | None = None
             self._are_copying: Callable[[], bool] | None = None
+            self._awaited: Callable[[], float] = lambda: math.inf
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -89,15 +91,17 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         on_load: Callable[[Request, int], object],
         on_report: Callable[[SwapReport], object],
         are_copying: Callable[[], bool],
+        awaited: Callable[[], float],
     ) -> None:
         """Set the scheduler's callbacks.
 
         Args:
             on_load: Called for each request with a load that begins, with the number of its blocks.
             on_report: Called with the workers' reports.
-            are_copying: Returns whether loads run that will soon end.
+            are_copying: Returns whether copies run that will soon end.
+            awaited: Called once for each step, when it has its blocks: returns ``SwapOrders.awaited``.
         """
-        self._on_load, self._on_report, self._are_copying = on_load, on_report, are_copying
+        self._on_load, self._on_report, self._are_copying, self._awaited = on_load, on_report, are_copying, awaited
 
     def update_state_before_preempt(
         self,
@@ -107,6 +111,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         worth_s: float = 0.0,
         *,
         ends: bool = False,
+        beside: Callable[[Sequence[int]], int] | None = None,
     ) -> int | None:
         """Order that the KV of a request, which is about to lose its blocks, is stored.
 
@@ -118,9 +123,13 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             num_computed_tokens: Tokens that have their KV in the blocks once the steps in flight are over.
             worth_s: Engine seconds that it saves not to compute them again; decides which KV stays in a full pool.
             ends: Whether the request ends.
+            beside: Returns the number of a copy of these device blocks that may go on beside steps; ``None`` where the
+                next step waits for it.
         """
         failed: int | None = -1
-        stored = self.contained(failed, self._order_store, request, block_ids, num_computed_tokens, worth_s, ends)
+        stored = self.contained(
+            failed, self._order_store, request, block_ids, num_computed_tokens, worth_s, ends, beside
+        )
         if stored == failed:
             # What is noted as kept may never be copied, and must not be loaded.
             self.contained(None, self.store.drop, request.request_id, "failed")
@@ -128,7 +137,13 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return stored
 
     def _order_store(
-        self, request: Request, block_ids: tuple[list[int], ...], num_computed_tokens: int, worth_s: float, ends: bool
+        self,
+        request: Request,
+        block_ids: tuple[list[int], ...],
+        num_computed_tokens: int,
+        worth_s: float,
+        ends: bool,
+        beside: Callable[[Sequence[int]], int] | None,
     ) -> int | None:
         # Drafts may be rejected yet, and output in flight dropped: it goes on with the tokens known now at least.
         kept = self.store.store(request.request_id, num_computed_tokens, worth_s, request.num_tokens - 1, ends=ends)
@@ -136,7 +151,9 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             return None
         places, host_ids = kept
         if host_ids:
-            self._orders.stores.append(Copy(request.request_id, _device_ids(block_ids, places), host_ids))
+            device_ids = _device_ids(block_ids, places)
+            number = 0 if beside is None else beside(device_ids)
+            self._orders.stores.append(Copy(request.request_id, device_ids, host_ids, number))
         return len(host_ids)
 
     def load_ended(self, request_id: str, failed: bool) -> bool | None:
@@ -188,6 +205,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
                 "sloserve: SwapConnector keeps nothing without --scheduler-cls sloserve.vllm_plugin.SLOScheduler"
             )
         orders, self._orders = self._orders, SwapOrders()
+        orders.awaited = self.contained(math.inf, self._awaited)
         return orders
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -265,7 +283,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: only the KV of preempted requests is stored."""
 
     def wait_for_save(self) -> None:
-        """Do nothing: a store is over before the step begins."""
+        """Do nothing: a store is over before a step writes its blocks."""
 
 
 def _device_ids(block_ids: Sequence[Sequence[int]], places: Sequence[range]) -> list[int]:

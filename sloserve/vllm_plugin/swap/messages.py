@@ -1,5 +1,6 @@
 """Messages between the two halves of the connector: orders for one step, and the outcomes of earlier orders."""
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -7,11 +8,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 
 class Copy(NamedTuple):
-    """Blocks of one request to copy: device block ``device_ids[i]`` to host block ``host_ids[i]``, or back."""
+    """Blocks of one request to copy: device block ``device_ids[i]`` to host block ``host_ids[i]``, or back.
+
+    Args:
+        number: Number of a store that may go on beside steps, above 0; 0 for any other copy.
+    """
 
     request_id: str
     device_ids: list[int]
     host_ids: list[int]
+    number: int = 0
 
 
 @dataclass
@@ -21,12 +27,15 @@ class SwapOrders(KVConnectorMetadata):
     They are carried out in this order: all stores, in their order, before any block is written; then the loads.
 
     Args:
+        awaited: Number of the last store that must be over when the step begins, with those before it; infinite for all
+            of them. Stores with higher numbers go on beside the step.
         stored: Set by the worker once the stores are made; it may be given the same orders twice.
         loaded: Set by the worker once the loads are begun.
     """
 
     stores: list[Copy] = field(default_factory=list)
     loads: list[Copy] = field(default_factory=list)
+    awaited: float = math.inf
     stored: bool = False
     loaded: bool = False
 

@@ -1,6 +1,8 @@
 """The worker's half of the connector: makes the copies that the scheduler orders, and reports their outcomes."""
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from sloserve.engine.containment import ErrorLog
@@ -21,6 +23,7 @@ class SwapWorker:
     def __init__(self, copier: Copier) -> None:
         self._copier = copier
         self._broken: set[int] = set()  # host blocks with a failed last store
+        self._beside: deque[tuple[Copy, int]] = deque()  # stores beside steps, with their numbers for the copier
         self._failed_loads: set[str] = set()
         self._report = SwapReport()
         self._errors = ErrorLog()
@@ -33,12 +36,31 @@ class SwapWorker:
         if orders.stored:
             return
         orders.stored = True
+        self._await(orders.awaited)
         for one in orders.stores:
-            if self._copied(one, self._copier.store, one.device_ids, one.host_ids):
-                self._broken.difference_update(one.host_ids)
-            else:
-                self._broken.update(one.host_ids)
-                self._report.failed_stores.add(one.request_id)
+            beside = one.number > orders.awaited
+            number = self._copied(one, partial(self._copier.store, one.device_ids, one.host_ids, beside=beside))
+            if number is None:
+                self._store_failed(one)
+                continue
+            self._broken.difference_update(one.host_ids)
+            if beside:
+                self._beside.append((one, number))
+
+    def _await(self, number: float) -> None:
+        """Have the step wait for the stores beside earlier steps up to this number."""
+        awaited = []
+        while self._beside and self._beside[0][0].number <= number:
+            awaited.append(self._beside.popleft())
+        if awaited:  # the last one comes after the others
+            store, last = awaited[-1]
+            if self._copied(store, partial(self._copier.await_store, last)) is None:
+                for one, _ in awaited:
+                    self._store_failed(one)
+
+    def _store_failed(self, store: Copy) -> None:
+        self._broken.update(store.host_ids)
+        self._report.failed_stores.add(store.request_id)
 
     def load(self, orders: SwapOrders) -> None:
         """Begin the loads of ``orders``, once the device has its step.
@@ -53,7 +75,7 @@ class SwapWorker:
             if (
                 not one.host_ids
                 or not self._broken.isdisjoint(one.host_ids)
-                or not self._copied(one, self._copier.load, one.request_id, one.device_ids, one.host_ids)
+                or self._copied(one, partial(self._copier.load, one.request_id, one.device_ids, one.host_ids)) is None
             ):
                 self._failed_loads.add(one.request_id)
 
@@ -78,10 +100,10 @@ class SwapWorker:
     def close(self) -> None:
         self._copier.close()
 
-    def _copied(self, what: Copy, copy: Callable[..., None], *args: object) -> bool:
+    def _copied(self, what: Copy, copy: Callable[[], int | None]) -> int | None:
+        """Return what ``copy`` returns, or 0 for nothing; ``None`` if it failed."""
         try:
-            copy(*args)
+            return copy() or 0
         except Exception as error:
             self._errors.caught(error, f"sloserve: a copy of KV of {what.request_id} failed; it is computed again")
-            return False
-        return True
+            return None

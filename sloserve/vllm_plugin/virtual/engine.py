@@ -29,7 +29,7 @@ from sloserve.engine.virtual.drafts import AcceptedRuns
 from sloserve.engine.virtual.engine_settings import EngineSettings
 from sloserve.engine.virtual.event_loop import EventLoop
 from sloserve.engine.virtual.virtual_front_end import VirtualFrontEnd
-from sloserve.engine.virtual.virtual_swap_worker import NOTHING, Told, VirtualSwapWorker
+from sloserve.engine.virtual.virtual_swap_worker import NOTHING, Store, Told, VirtualSwapWorker
 from sloserve.estimator.planning_cost import NO_PLANNING_COST, PlanningCosts
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.noise import StepFactors
@@ -112,6 +112,9 @@ class VirtualEngine(EventLoop):
         super().__init__(settings, profile, VirtualFrontEnd(settings, admission, lengths), noise)
         if additional_config is not None:
             self._swap_worker = VirtualSwapWorker.of(settings, profile)
+        self._awaited = (
+            0.0  # the last copy beside steps that the next step waits for, if the scheduler said so before it
+        )
         block_bytes = None if self._swap_worker is None else settings.block_bytes(profile)
         arguments = scheduler_arguments(settings, additional_config or {}, block_bytes)
         self.scheduler: Any
@@ -173,11 +176,13 @@ class VirtualEngine(EventLoop):
     def _kept(self) -> SwapStore | None:
         return getattr(self.scheduler.connector, "store", None)
 
-    def _keep(self, request_id: str) -> Sequence[Sequence[int]]:
+    def _keep(self, request_id: str) -> Sequence[Store]:
         request = self.scheduler.requests.get(request_id)
         if request is not None and request.status == RequestStatus.RUNNING:
             self.scheduler.keep_kv(request)
-        return [copy.host_ids for copy in self.scheduler.connector.build_connector_meta(None).stores]
+        orders = self.scheduler.connector.build_connector_meta(None)
+        self._awaited = max(self._awaited, orders.awaited)  # said once: the next step waits
+        return [(copy.number, copy.host_ids) for copy in orders.stores]
 
     def _has_requests(self) -> bool:
         return bool(self.scheduler.has_requests())
@@ -234,7 +239,9 @@ class VirtualEngine(EventLoop):
         if self._swap_worker is not None:
             orders = output.kv_connector_metadata
             loads = [(copy.request_id, copy.host_ids) for copy in orders.loads]
-            told = self._swap_worker.step([copy.host_ids for copy in orders.stores], loads, start_s)
+            stores = [(copy.number, copy.host_ids) for copy in orders.stores]
+            awaited, self._awaited = max(self._awaited, orders.awaited), 0.0
+            told = self._swap_worker.step(stores, loads, start_s, awaited)
         if not output.total_num_scheduled_tokens:
             self._counters["empty_steps"] += 1
             return _VirtualBatch(output, [], start_s + told.longer_s, planning_s, told)

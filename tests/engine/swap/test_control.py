@@ -8,7 +8,7 @@ import pytest
 
 from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.step_clock import StepClock
-from sloserve.engine.swap.control import SwapControl, TurnWaits
+from sloserve.engine.swap.control import SLOWEST, SwapControl, TurnWaits
 from sloserve.engine.swap.store import SwapStore
 from sloserve.estimator.step_time.latency import StepLoad
 from sloserve.estimator.step_time.profile import load_profile
@@ -55,6 +55,20 @@ def control(swapping: Literal["cost", "always"]) -> tuple[SwapControl, SetClock]
         clock=clock,
     )
     return control, clock
+
+
+def test_no_step_waits_for_a_copy_that_may_be_a_little_late_unless_it_writes_its_blocks() -> None:
+    """Half of all copies take longer than predicted."""
+    asked, clock = control("always")
+    intact = [True]
+    assert asked.stores_beside(50, lambda: intact[0]) == 1
+    clock.set_s = 1.5 * asked.facts().out_s
+    assert asked.facts().out_s == 0.0 and asked.awaited() == 0
+    intact[0] = False
+    assert asked.awaited() == 1 and asked.awaited() == 0
+    assert asked.stores_beside(50, lambda: True) == 2
+    clock.set_s += SLOWEST * asked.facts().out_s
+    assert asked.awaited() == 2
 
 
 def test_who_waits_long_enough_for_the_copies_is_swapped() -> None:

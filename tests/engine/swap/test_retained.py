@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -128,6 +129,47 @@ def test_the_last_call_of_a_task_is_not_kept() -> None:
     assert at.end("a.9", FIRST, 48, TaskCall("a", last=True)) == []
     assert at.store.used_blocks == 0
     assert at.end("a.8", FIRST, 48, TaskCall("a")) != []
+
+
+def test_the_chance_falls_from_the_first_endings_on_where_none_is_continued() -> None:
+    """Not only when the first prompts are decided: a run may be over by then."""
+    at = Engine()
+    slow = engine(at.store, block_bytes=2**22)
+    ending = Ending(contents(("new", 52)), BLOCK, 48 * BLOCK)
+    assert at.retained.is_worth_keeping(ending, 0, RUNNING, slow)
+    for i in range(CONTINUED_WINDOW // 8):
+        at.end(f"r{i}", contents((f"r{i}", 52)), 48, None)
+    chance = at.retained._chance_continued(is_call=False)  # noqa: SLF001
+    assert chance == pytest.approx(1 / (2 + 31 * 32 / 2 / CONTINUED_WINDOW))
+    assert at.retained._chance_continued(is_call=True) == 0.5  # noqa: SLF001
+    for i in range(4):
+        at.arrive(f"r{i}.1", contents((f"r{i}", 52), ("more", 4)))
+    assert at.retained._chance_continued(is_call=False) > 2 * chance  # noqa: SLF001
+
+
+def test_kv_for_which_a_request_waits_outlasts_what_ends_later() -> None:
+    at = Engine(host_blocks=160)
+    at.end("a", contents(("a", 52)), 48)
+    assert at.arrive("a.1", contents(("a", 52), ("more", 4))) == 52 * BLOCK
+    for name in ("b", "c", "d"):
+        at.end(name, contents((name, 52)), 48)
+    assert at.store.tokens_of("a.1") == 52 * BLOCK
+    assert at.arrive("b.1", contents(("b", 52), ("more", 4))) == 0
+    at.store.load("a.1", 0, 52 * BLOCK)
+    assert at.store.loaded("a.1")  # it runs, so that what is kept for it may never be asked for
+    at.end("e", contents(("e", 52)), 48)
+    assert at.store.tokens_of("a.1") == 0
+
+
+def test_a_copy_that_steps_must_wait_for_is_made_for_what_saves_more() -> None:
+    """Where no block is free the next step writes those of the request that ends."""
+    at = Engine(host_blocks=10**4)
+    ending = Ending(contents(("new", 640)), BLOCK, 640 * BLOCK)
+    slow = engine(at.store)
+    assert slow.swap is not None
+    slow = replace(slow, swap=replace(slow.swap, bytes_per_s=1e9))
+    assert not at.retained.is_worth_keeping(ending, 0, RUNNING, replace(slow, free_blocks=0))
+    assert at.retained.is_worth_keeping(ending, 0, RUNNING, replace(slow, free_blocks=10**4))
 
 
 def test_short_prompts_and_prompts_without_a_cache_are_not_kept() -> None:

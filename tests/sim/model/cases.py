@@ -132,7 +132,7 @@ def cases() -> Iterator[Case]:
     kept = replace(CACHED, kv_blocks=700, swap_space_gib=2.0, link_gb_per_s=8.0)
     for policy, states in (("auto", True), ("auto", False), ("fcfs", True), ("chaos", True)):
         name = "tasks-kept" if states else "prompts-kept"
-        yield Case(name, policy, kept, calls_of_tasks(14, 8, 2.5, states=states))
+        yield Case(name, policy, kept, calls_of_tasks(15, 8, 2.5, states=states))
     yield Case("pauses", "chaos:pause=0.9", SCARCE, generated("alpaca-poisson", 50, 60.0, 5))
     yield Case("reused-plans", "andes", SCARCE, generated("reading-speed-gamma3", 50, 25.0, 6), plan_cost_us=3000.0)
 

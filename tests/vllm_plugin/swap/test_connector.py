@@ -1,6 +1,7 @@
 """Both halves of SwapConnector between vLLM's calls: what is ordered, what is copied once, what is refused."""
 
 import inspect
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -217,8 +218,12 @@ class Recorder:
         self.asked: list[tuple[Any, ...]] = []
         self.fails = False
 
-    def store(self, *args: Any) -> None:
-        self._note("store", *args)
+    def store(self, *args: Any, beside: bool = False) -> int:
+        self._note(*(("store beside",) if beside else ("store",)), *args)
+        return len(self.asked)
+
+    def await_store(self, *args: Any) -> None:
+        self._note("await", *args)
 
     def load(self, *args: Any) -> None:
         self._note("load", *args)
@@ -256,6 +261,29 @@ class TestWorker:
             worker[0].store(same)
             worker[0].load(same)
         assert worker[1].asked == [("store", [1], [2]), ("load", "b", [3], [4])]
+
+    def test_stores_go_on_beside_steps_until_one_must_wait_for_them(self, worker: tuple[Any, Recorder]) -> None:
+        first = orders([("a", [1], [2], 1), ("b", [3], [4]), ("c", [5], [6], 2), ("d", [6], [1], 3)])
+        first.awaited = 1
+        worker[0].store(first)
+        assert [one[0] for one in worker[1].asked] == ["store", "store", "store beside", "store beside"]
+        for awaited, last in ((1, ("store beside", [6], [1])), (3, ("await", 4)), (math.inf, ("await", 4))):
+            step = orders()
+            step.awaited = awaited
+            worker[0].store(step)
+            assert worker[1].asked[-1] == last
+
+    def test_a_wait_that_fails_leaves_nothing_to_be_loaded(self, worker: tuple[Any, Recorder]) -> None:
+        ours, recorder = worker
+        beside = orders([("a", [1], [2], 1), ("b", [3], [4], 2)])
+        beside.awaited = 0
+        ours.store(beside)
+        recorder.fails = True
+        ours.store(orders())
+        recorder.fails = False
+        assert ours.report().failed_stores == {"a", "b"}
+        ours.load(orders(loads=[("a again", [5], [2]), ("b again", [6], [4])]))
+        assert ours.ended() == ({"a again", "b again"}, {"a again", "b again"})
 
     def test_what_was_not_stored_is_not_loaded_until_it_is_stored_anew(self, worker: tuple[Any, Recorder]) -> None:
         ours, recorder = worker
@@ -431,15 +459,24 @@ class TestWhatVllmIsTold:
         # Not heard through logging, which vLLM configures for the whole process.
         monkeypatch.setattr("sloserve.vllm_plugin.swap.connector.logger.warning", said.append)
         alone, attached = connector(), connector()
-        attached.attach(lambda request, blocks: None, lambda report: None, lambda: False)
+        attached.attach(lambda request, blocks: None, lambda report: None, lambda: False, lambda: 0)
         for _ in range(2):
             alone.build_connector_meta(None)
             attached.build_connector_meta(None)
         assert ["keeps nothing without" in text for text in said] == [True]
 
+    def test_orders_say_which_copies_a_step_waits_for_and_of_all_where_that_is_not_known(self) -> None:
+        ours, request, awaited = connector(), request_of(70), [4]
+        ours.attach(lambda request, blocks: None, lambda report: None, lambda: False, awaited.pop)
+        ours.update_state_before_preempt(request, ([4, 2, 6],), 64, ends=True, beside=len)
+        orders = ours.build_connector_meta(None)
+        assert ([copy.number for copy in orders.stores], orders.awaited) == ([2], 4)
+        assert ours.build_connector_meta(None).awaited == math.inf  # the callback raised
+        assert ours.store.counters["internal_errors"] == 1
+
     def test_what_is_to_be_copied_or_is_being_copied_keeps_the_engine_stepping(self) -> None:
         ours, request, copying = connector(), request_of(70), [False]
-        ours.attach(lambda request, blocks: None, lambda report: None, lambda: copying[0])
+        ours.attach(lambda request, blocks: None, lambda report: None, lambda: copying[0], lambda: 0)
         ours.update_state_before_preempt(request, ([4, 2, 6],), 70)
         assert ours.has_pending_push_work()
         ours.build_connector_meta(None)

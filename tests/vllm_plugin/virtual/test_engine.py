@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import astuple, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,19 @@ def test_prompts_that_share_blocks_share_their_kv(build: Build, request_of: Requ
     short = [request_of(f"s{i}", float(i), 100, 1, max_tokens=1, prefix_ids=(6, 7, 7 + i)) for i in range(2)]
     engine.run([replace(request, prefix_block_tokens=16) for request in short])
     assert sum(steps) == 100 + 100 - 32
+
+
+def test_a_wait_for_a_copy_that_is_ordered_between_steps_is_left_to_the_next_step() -> None:
+    from sloserve.vllm_plugin.virtual.engine import VirtualEngine
+
+    orders = SimpleNamespace(awaited=3, stores=[SimpleNamespace(number=4, host_ids=[7])])
+    engine: Any = VirtualEngine.__new__(VirtualEngine)
+    engine._awaited = 0.0
+    engine.scheduler = SimpleNamespace(requests={}, connector=SimpleNamespace(build_connector_meta=lambda _: orders))
+    assert engine._keep("r") == [(4, [7])] and engine._awaited == 3
+    orders.awaited = 0
+    engine._keep("r")
+    assert engine._awaited == 3
 
 
 def mixed_workload(n: int = 40) -> list[WorkloadRequest]:

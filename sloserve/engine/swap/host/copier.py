@@ -3,6 +3,8 @@
 Order is all that keeps KV whole, and a copier keeps it:
 
 - A store reads what the engine's work so far wrote. The engine's later work comes after it: that may write the blocks.
+  Of a store *beside* the engine's work that holds only from :meth:`Copier.await_store` on; until then the caller sees
+  to it that nothing writes the blocks.
 - A load comes after the engine's work so far, the forward pass that runs included: that may still write the blocks.
 - If two copies have the same host block, the one that was asked for first is first.
 """
@@ -26,10 +28,22 @@ class Moved(NamedTuple):
 class Copier(Protocol):
     """Copies of one rank. A ticket names a load until it is reported; a request's id, so one is there at a time."""
 
-    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+    def store(self, device_ids: Sequence[int], host_ids: Sequence[int], *, beside: bool = False) -> int:
         """Copy blocks to the host. An error that shows later makes a load of these host blocks fail.
 
+        Args:
+            device_ids: Blocks of the cache.
+            host_ids: Blocks of the pool, one for each.
+            beside: Whether the engine's later work goes on beside the copy.
+
+        Returns: a number of the store, for :meth:`await_store`.
         Raises: any error, and the host blocks hold nothing of use.
+        """
+
+    def await_store(self, number: int) -> None:
+        """Have the engine's later work wait until the blocks of a store, and of those before it, may be written.
+
+        Raises: any error, and no store runs any more.
         """
 
     def load(self, ticket: str, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
@@ -66,8 +80,12 @@ class CpuCopier:
         self._done: set[str] = set()
         self._moved: list[Moved] = []
 
-    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+    def store(self, device_ids: Sequence[int], host_ids: Sequence[int], *, beside: bool = False) -> int:
         self._copy(device_ids, host_ids, to_host=True)
+        return 0
+
+    def await_store(self, number: int) -> None:
+        """Do nothing, since every store is over."""
 
     def load(self, ticket: str, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
         self._copy(device_ids, host_ids, to_host=False)

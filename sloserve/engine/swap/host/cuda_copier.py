@@ -20,7 +20,8 @@ class Transfer(Protocol):
 
     @property
     def staging_bytes(self) -> int: ...
-    def store(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int: ...
+    def store(self, device_ids: ArrayLike, host_ids: ArrayLike, *, beside: bool = False) -> int: ...
+    def await_store(self, ticket: int) -> None: ...
     def load(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int: ...
     def ended(self) -> list[EndedCopy]: ...
     def close(self) -> None: ...
@@ -37,9 +38,16 @@ class CudaCopier:
         self._failed: set[str] = set()
         self._moved: list[Moved] = []
 
-    def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
-        if len(device_ids) or len(host_ids):
-            self._stores.add(self.transfer.store(device_ids, host_ids))
+    def store(self, device_ids: Sequence[int], host_ids: Sequence[int], *, beside: bool = False) -> int:
+        if not len(device_ids) and not len(host_ids):
+            return 0
+        ticket = self.transfer.store(device_ids, host_ids, beside=beside)
+        self._stores.add(ticket)
+        return ticket
+
+    def await_store(self, ticket: int) -> None:
+        if ticket in self._stores:  # else it is over
+            self.transfer.await_store(ticket)
 
     def load(self, ticket: str, device_ids: Sequence[int], host_ids: Sequence[int]) -> None:
         if len(device_ids) or len(host_ids):

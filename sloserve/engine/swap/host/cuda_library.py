@@ -16,7 +16,7 @@ from sloserve.core.kernels import _csrc
 from sloserve.core.kernels.kv_copy import Region
 from sloserve.engine.swap.host.host_pool import HostPool
 
-ABI: Final = 1
+ABI: Final = 2
 MOST_STAGING_BYTES: Final = 128 * 2**20
 SLICES: Final = 8
 """Slices of staging memory, for both directions together; each holds one block at least."""
@@ -73,7 +73,8 @@ def loaded(path: Path) -> ctypes.CDLL:
     for name, arguments in {
         "abi": (),
         "open": (_Long, ctypes.POINTER(_Region), _Long, _Long, handle, _Long, _Long, _Long, handle, error),
-        "store": copy,
+        "store": (*copy[:-1], _Long, error),
+        "await_store": (handle, _Long, handle, error),
         "load": copy,
         "ended": (handle, ctypes.POINTER(_EndedCopy), _Long, error),
         "close": (handle,),
@@ -132,13 +133,25 @@ class CudaTransfer:
             )
         )
 
-    def store(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int:
+    def store(self, device_ids: ArrayLike, host_ids: ArrayLike, *, beside: bool = False) -> int:
         """Begin to copy blocks to the host.
+
+        Args:
+            device_ids: Blocks of the cache.
+            host_ids: Blocks of the pool, one for each.
+            beside: Whether the engine's later work goes on beside the copy, until :meth:`await_store`.
 
         Returns: a ticket.
         Raises: RuntimeError, and no copy runs any more.
         """
-        return self._begin(self._library.sloserve_kv_store, device_ids, host_ids)
+        return self._begin(self._library.sloserve_kv_store, device_ids, host_ids, int(beside))
+
+    def await_store(self, ticket: int) -> None:
+        """Have the engine's later work wait until the blocks of a store, and of those before it, may be written.
+
+        Raises: RuntimeError, and no copy runs any more.
+        """
+        self._checked(self._library.sloserve_kv_await_store(self._handle, ticket, self._compute(), self._error))
 
     def load(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int:
         """Begin to copy blocks to the device; otherwise the same as :meth:`store`."""
@@ -162,14 +175,14 @@ class CudaTransfer:
             self._library.sloserve_kv_close(self._handle)
             self._handle = ctypes.c_void_p()
 
-    def _begin(self, call: Callable[..., int], device_ids: ArrayLike, host_ids: ArrayLike) -> int:
+    def _begin(self, call: Callable[..., int], device_ids: ArrayLike, host_ids: ArrayLike, *how: int) -> int:
         device, host = np.ascontiguousarray(device_ids, np.int64), np.ascontiguousarray(host_ids, np.int64)
         if device.shape != host.shape or device.ndim != 1:
             raise ValueError(
                 f"host_ids: shape {host.shape} for device_ids of {device.shape}; there must be one for each"
             )
         return self._checked(
-            call(self._handle, _pointer(device), _pointer(host), device.size, self._compute(), self._error)
+            call(self._handle, _pointer(device), _pointer(host), device.size, self._compute(), *how, self._error)
         )
 
     def _checked(self, result: Any) -> int:

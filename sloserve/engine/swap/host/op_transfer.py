@@ -1,7 +1,7 @@
 """Copies of KV blocks by vLLM's own ``swap_blocks_batch``: one transfer for each run of bytes of each block.
 
 It is used where the library of csrc/cuda cannot be used, and is its rival where it can. The engine waits until a store
-is on the host.
+is on the host, unless it goes on beside it.
 """
 
 from collections import deque
@@ -68,15 +68,27 @@ class OpTransfer:
         self._running: dict[bool, deque[_Running]] = {True: deque(), False: deque()}
         self._tickets = 0
 
-    def store(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int:
+    def store(self, device_ids: ArrayLike, host_ids: ArrayLike, *, beside: bool = False) -> int:
         """Begin to copy blocks to the host.
+
+        Args:
+            device_ids: Blocks of the cache.
+            host_ids: Blocks of the pool, one for each.
+            beside: Whether the engine's later work goes on beside the copy, until :meth:`await_store`.
 
         Returns: a ticket.
         Raises: what torch or vLLM raise.
         """
         ticket = self._begin(device_ids, host_ids, to_host=True)
-        self._cuda.current_stream().wait_event(self._running[True][-1].end)
+        if not beside:
+            self.await_store(ticket)
         return ticket
+
+    def await_store(self, ticket: int) -> None:
+        """Have the engine's later work wait until the blocks of a store, and of those before it, may be written."""
+        for one in self._running[True]:
+            if one.ended.ticket == ticket:
+                self._cuda.current_stream().wait_event(one.end)
 
     def load(self, device_ids: ArrayLike, host_ids: ArrayLike) -> int:
         """Begin to copy blocks to the device; otherwise the same as :meth:`store`."""

@@ -31,7 +31,8 @@ class FakeTransfer:
     def __init__(self, polls: int = 1, fails: str | None = None, clock: list[float] | None = None) -> None:
         self.polls, self.fails, self.clock = polls, fails, clock
         self.running: list[tuple[int, bool, int]] = []
-        self.tickets, self.closed, self.asked = 0, 0, 0
+        self.tickets, self.closed, self.asked, self.beside = 0, 0, 0, 0
+        self.awaited: list[int] = []
         self.copied: list[tuple[bool, list[int], list[int]]] = []
 
     def _begin(self, to_host: bool, device_ids: Any, host_ids: Any) -> int:
@@ -43,8 +44,12 @@ class FakeTransfer:
         self.running.append((self.tickets, to_host, len(host_ids)))
         return self.tickets
 
-    def store(self, device_ids: Any, host_ids: Any) -> int:
+    def store(self, device_ids: Any, host_ids: Any, *, beside: bool = False) -> int:
+        self.beside += beside
         return self._begin(True, device_ids, host_ids)
+
+    def await_store(self, ticket: int) -> None:
+        self.awaited.append(ticket)
 
     def load(self, device_ids: Any, host_ids: Any) -> int:
         return self._begin(False, device_ids, host_ids)
@@ -75,6 +80,17 @@ def test_loads_are_told_once_when_they_are_over() -> None:
     assert copier.finished() == ({"a"}, set()) and copier.finished() == (set(), set())
     assert copier.moved() == [Moved(True, 10, 0.5), Moved(False, 20, 0.5)] and copier.moved() == []
     assert transfer.copied == [(True, [3], [0]), (False, [1, 2], [0, 4])]
+
+
+def test_a_store_beside_the_engine_is_awaited_while_it_runs() -> None:
+    transfer = FakeTransfer(polls=2)
+    copier = CudaCopier(transfer)
+    assert copier.store([3], [0], beside=True) == 1 and copier.store([4], [1]) == 2 and copier.store([], []) == 0
+    assert transfer.beside == 1
+    copier.await_store(1)
+    copier.moved(), copier.moved()  # it is over with the second
+    copier.await_store(1)
+    assert transfer.awaited == [1]
 
 
 def test_a_drain_waits_and_leaves_tickets_to_be_told() -> None:
@@ -224,6 +240,17 @@ def test_the_op_is_ordered_like_the_kernels() -> None:
         "in waits for engine", "in waits", "record on in", "[16] to [1048]", "record on in",
     ]  # fmt: skip
     assert transfer.ended() == [EndedCopy(1, True, 8, 2e-3), EndedCopy(2, False, 8, 2e-3)] and transfer.ended() == []
+
+
+def test_the_engine_waits_for_an_op_beside_it_when_it_is_told_to() -> None:
+    cuda = FakeCuda()
+    transfer = OpTransfer(lambda *_: None, [Region(1000, 16, 8)], pool_of(0, 4), cuda, np.asarray)
+    ticket = transfer.store([1], [2], beside=True)
+    assert "engine waits" not in cuda.log
+    transfer.await_store(ticket + 1)
+    assert "engine waits" not in cuda.log
+    transfer.await_store(ticket)
+    assert cuda.log[-1] == "engine waits"
 
 
 def test_an_op_that_fails_leaves_nothing_under_way() -> None:

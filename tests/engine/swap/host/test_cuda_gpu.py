@@ -64,11 +64,15 @@ def cache(request: pytest.FixtureRequest) -> Iterator[Cache]:
 
 
 @pytest.mark.parametrize("by", ["kernels", "op"])
-def test_blocks_written_over_at_once_come_back_elsewhere(cache: Cache, by: str) -> None:
+@pytest.mark.parametrize("beside", [False, True], ids=["first", "beside"])
+def test_blocks_written_over_at_once_come_back_elsewhere(cache: Cache, by: str, beside: bool) -> None:
     copier, before = CudaCopier(cache.transfer(by)), cache.by_block.clone()
     ids = np.random.default_rng(3).permutation(BLOCKS)
     out, back = ids[:30], ids[30:60]
-    copier.store(out.tolist(), list(range(10, 40)))
+    number = copier.store(out.tolist(), list(range(10, 40)), beside=beside)
+    if beside:
+        cache.by_block[ids[30:].tolist()] = 0  # a step beside the copy
+        copier.await_store(number)
     cache.memory.zero_()  # the engine's next step
     copier.load("a", back.tolist(), list(range(10, 40)))
     assert copier.drain(10.0) and copier.finished() == ({"a"}, set())

@@ -95,6 +95,23 @@ def test_out_and_in_between_steps_that_write(engine: Engine) -> None:
     copier.close()
 
 
+def test_a_step_that_writes_waits_for_a_store_beside_the_steps_before(engine: Engine) -> None:
+    copier = CudaCopier(engine.transfer(4 * 8 * LAYERS * BYTES))
+    before = engine.cache.copy()
+    number = copier.store(list(range(20)), list(range(250, 270)), beside=True)
+    for block in range(20, BLOCKS):
+        engine.write(block, 0)
+    engine.library.fake_finish(ENGINE)
+    assert not engine.cache[:, 20:].any()
+    copier.await_store(number)
+    for block in range(20):
+        engine.write(block, 0)
+    engine.library.fake_finish(ENGINE)
+    assert copier.drain(10.0) and not engine.cache.any()
+    assert np.array_equal(engine.pool.memory[250:270].reshape(20, LAYERS, BYTES), before[:, :20].swapaxes(0, 1))
+    copier.close()
+
+
 def test_neighbouring_host_blocks_go_in_one_transfer(engine: Engine) -> None:
     transfer = engine.transfer(40 * 8 * LAYERS * BYTES)
     before = engine.library.fake_transfers()
@@ -136,7 +153,7 @@ def test_files_that_are_no_such_library(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(OSError, match=r"_csrc\S* has no function abi"):
         loaded(Path(str(cuda_library._csrc.__file__)))
     monkeypatch.setattr(cuda_library, "ABI", 99)
-    with pytest.raises(OSError, match=r"fake.so is of version 1, and 99 is needed; build sloserve again"):
+    with pytest.raises(OSError, match=r"fake.so is of version 2, and 99 is needed; build sloserve again"):
         loaded(Path(library._name))
     monkeypatch.setattr(cuda_library._csrc, "__file__", str(tmp_path / "_csrc.so"))
     with pytest.raises(OSError, match="built without nvcc"):
