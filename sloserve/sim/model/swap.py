@@ -85,13 +85,14 @@ class KVSwap:
         if kept is None:
             return False
         places, host_ids = kept
+        if not host_ids:
+            return True
         number = 0
-        if ends and host_ids:
+        if ends:
             number = self.control.stores_beside(len(host_ids), self._kv.watched(index, places))
         else:
             self.control.stores(len(host_ids))
-        if host_ids:
-            self._stores.append((number, host_ids))
+        self._stores.append((number, host_ids))
         return True
 
     def frontier(self, index: int, hit: int) -> int:
