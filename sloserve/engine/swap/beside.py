@@ -23,7 +23,7 @@ class _Copy(NamedTuple):
 
     Args:
         number: The place of the copy among all copies, from 1.
-        ends_s: When it is predicted to end.
+        ends_s: When it is taken to have ended.
         num_blocks: Number of its blocks.
         is_there: Returns whether its blocks still have their content.
     """
@@ -48,7 +48,7 @@ class BesideCopies:
         """Note a copy that begins with the next step; return its number.
 
         Args:
-            ends_s: When it is predicted to end.
+            ends_s: When it is taken to have ended.
             num_blocks: Number of its blocks.
             is_there: Returns whether all its blocks have the content that is copied.
         """
@@ -59,7 +59,7 @@ class BesideCopies:
     def awaited(self, now_s: float) -> int:
         """Return the number of the last copy that a step must wait for, and for those before it; 0 for none.
 
-        Call it once the step has its blocks. A copy that is predicted to have ended is waited for too, which takes no
+        Call it once the step has its blocks. A copy that is taken to have ended is waited for too, which takes no
         time if it has.
         """
         unseen = MOST_BLOCKS

@@ -2,9 +2,8 @@
 
 It works as the live copiers do. A step begins by packing what was preempted into staging memory on the device; what
 does not fit waits for the link, and the step with it. A copy beside steps is packed too, but only the step that awaits
-it waits for what does not fit. The copy to the host goes on while steps run. A load waits for
-the copy to the host of what it reads and for the loads before it; the first step that starts after it unpacks it and
-reports it.
+it waits for what does not fit. The copy to the host goes on while steps run. A load waits for the copy to the host of
+what it reads and for the loads before it; the first step that starts after it unpacks it and reports it.
 """
 
 import math

@@ -23,6 +23,7 @@ class HeardTasks:
         self._clock = clock
         self._place_of: OrderedDict[int, int] = OrderedDict()
         self._read: dict[str, str] = {}  # the last entry of each task, so that it is read once
+        self._own: dict[int, tuple[int, float]] = {}  # generation and time of the last call through this gateway
 
     def heard(self, tasks: Mapping[str, str]) -> None:
         """Take in the tasks in the report of an instance."""
@@ -37,11 +38,20 @@ class HeardTasks:
     def known(self, text: str) -> None:
         """Note what this gateway itself states of a task, which it will hear again and knows better.
 
+        Where its calls go to several instances, their reports name earlier calls beside the last one.
+
         Args:
             text: Value of ``x-sloserve-task``.
         """
         key, _, value = text.partition("=")
         self._note(key, value)
+        found = reported_task(key, value)
+        if found is not None:
+            number, task = found
+            self._own.pop(number, None)
+            self._own[number] = task.generation, task.call_s
+            if len(self._own) > self.page.keys.size:
+                del self._own[next(iter(self._own))]
 
     def _note(self, key: str, value: str) -> None:
         self._read[key] = value
@@ -49,6 +59,8 @@ class HeardTasks:
             del self._read[next(iter(self._read))]
 
     def _write(self, number: int, task: ReportedTask) -> None:
+        if (task.generation, task.call_s) <= self._own.get(number, (-1, 0.0)):
+            return
         page, place = self.page, self._place_of.get(number)
         ahead_s = self._clock.now_s() - self._clock.monotonic_s()
         call_s = task.call_s - ahead_s

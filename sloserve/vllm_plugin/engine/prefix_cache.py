@@ -10,9 +10,8 @@ from sloserve.core.kernels.kv_layout import KVLayout
 from sloserve.engine.prefix_hit import blocks_hit, is_unchanged
 from sloserve.vllm_plugin.kv_groups import keeps_all_tokens, keeps_states, shares_prefixes
 
-_content_of: Final = attrgetter(
-    "_block_hash"
-)  # half as long as the property takes, for all blocks of copies, each step
+# Steps look at all blocks of copies beside them, and the property takes twice as long as this.
+_content_of: Final = attrgetter("_block_hash")
 
 
 def prompt_contents(scheduler: Any, request: Request, stretch_tokens: int) -> Sequence[Any]:

@@ -112,9 +112,8 @@ class VirtualEngine(EventLoop):
         super().__init__(settings, profile, VirtualFrontEnd(settings, admission, lengths), noise)
         if additional_config is not None:
             self._swap_worker = VirtualSwapWorker.of(settings, profile)
-        self._awaited = (
-            0.0  # the last copy beside steps that the next step waits for, if the scheduler said so before it
-        )
+        self._awaited = 0.0
+        """The last copy beside steps that the next step waits for, if the scheduler said so before that step."""
         block_bytes = None if self._swap_worker is None else settings.block_bytes(profile)
         arguments = scheduler_arguments(settings, additional_config or {}, block_bytes)
         self.scheduler: Any

@@ -181,6 +181,22 @@ def test_gateways_agree_that_a_task_is_over() -> None:
     assert fleet.call(1, ID, after_s=10.0) == pytest.approx(80.0, abs=0.01)
 
 
+def test_a_gateway_hears_of_its_own_calls_and_believes_itself() -> None:
+    """Calls went to two instances: the reports of one name the first call, those of the other the last."""
+    gateway, reports = Gateway(), []
+    for last in ((), (("x-slo-task-last", "1"),)):
+        request = gateway.request(ID, *last)
+        started = gateway.tasks.begins(gateway.tasks.arriving(request), request)
+        reports.append(dict([cast(tuple[str, str], task_in(request.reported_task or ""))]))
+        gateway.clock.advance_to(gateway.clock.now_s() + 1.0)
+        for report in (*reports, *reports):
+            gateway.tasks.heard(report)
+        again = gateway.tasks.arriving(gateway.request(ID))
+        assert again is not None and again.is_let_in, "the call is still open"
+        if not last:
+            gateway.tasks.ends(started, completed=True)
+
+
 def test_what_is_heard_is_bounded_and_earlier_calls_change_nothing() -> None:
     heard = HeardTasks(8, ManualClock(T0))
     for number in range(1, 40):
